@@ -116,9 +116,10 @@ class NemoT5:
             self.state[f"{ROOT}.tokens_head.bias"] = self._draw(self.vocabulary) * 5
 
     # --- maths ---
-    def logits(self, text: list[int], output: list[int]) -> torch.Tensor:
-        """text, output: token ids -> [tokens of the output, vocabulary]"""
-        memory = self._stack("encoder", text)
+    def logits(self, text: list[int], output: list[int], rows: torch.Tensor | None = None) -> torch.Tensor:
+        """text, output: token ids -> [tokens of the output, vocabulary]; `rows`: tuned ones before the text, which get
+        positions as tokens do"""
+        memory = self._stack("encoder", text, rows=rows)
         x = self._stack("decoder", output, memory)
         head = f"{ROOT}.tokens_head.weight"
         return F.linear(
@@ -126,13 +127,16 @@ class NemoT5:
             self.state.get(f"{ROOT}.tokens_head.bias"),
         )  # fmt: skip
 
-    def _stack(self, name: str, ids: list[int], memory: torch.Tensor | None = None) -> torch.Tensor:
+    def _stack(
+        self, name: str, ids: list[int], memory: torch.Tensor | None = None, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         side, table = self.side[name], f"{ROOT}.{name}_embedding"
         x, bias = self.state[f"{table}.word_embeddings.weight"][ids], None
+        x = x if rows is None else torch.cat([rows, x])
         if side["position_embedding_type"] == "relative":
-            bias = self._relative(name, len(ids))
+            bias = self._relative(name, len(x))
         else:
-            x = x + self.state[f"{table}.position_embeddings.weight"][: len(ids)]
+            x = x + self.state[f"{table}.position_embeddings.weight"][: len(x)]
         stack = f"{ROOT}.{ROOT}.{name}.model"
         for i in range(side["num_layers"]):
             layer = f"{stack}.layers.{i}"
@@ -202,11 +206,13 @@ class NemoT5:
         gate = kinds.get(kind.removeprefix("fast-"), gelu)(gate)
         return self._linear(f"{name}.dense_4h_to_h", gate * up if kind.endswith("glu") else gate)
 
-    def written(self, text: list[int], new: int, *, ids: int, start: int, end: int) -> list[int]:
+    def written(
+        self, text: list[int], new: int, *, ids: int, start: int, end: int, rows: torch.Tensor | None = None
+    ) -> list[int]:
         """Greedy tokens, none of them beyond the first `ids`: the others pad the embedding."""
         found = [start]
         while len(found) <= new and (len(found) == 1 or found[-1] != end):
-            found.append(int(self.logits(text, found)[-1, :ids].argmax()))
+            found.append(int(self.logits(text, found, rows)[-1, :ids].argmax()))
         return found[1:]
 
     # --- as NeMo saves it ---
@@ -285,3 +291,25 @@ def bert_file(folder: Path) -> dict[str, Path]:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *pieces, *"klmnopqrst"][:40]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
     return {"vocab_file": folder / "vocab.txt"}
+
+
+def tuned_prompts(folder: Path, tables: dict[str, torch.Tensor], *, encoder: bool = False, flat: bool = False,
+                  **more) -> Path:  # fmt: skip
+    """The content of an archive of prompt learning; `encoder`: with what made the rows, `flat`: as in 2022."""
+    folder.mkdir(parents=True)
+    names = {f"prompt_table.{name}.prompt_embeddings.weight": rows for name, rows in tables.items()}
+    names |= {f"prompt_table.{name}.indices": torch.arange(len(rows)) for name, rows in tables.items()}
+    state = {f"prompt_table.{name}": x for name, x in names.items()} if flat else {"prompt_table": names}
+    if encoder:
+        state |= {"embeddings": {"weight": torch.zeros(3, 32)}, "mlp_head": {"0.weight": torch.zeros(4, 32)}}
+    torch.save(state, folder / "model_weights.ckpt")
+    templates = [
+        {"taskname": name, "prompt_template": "<|VIRTUAL_PROMPT_0|> {text} {answer}", "truncate_field": "text",
+         "total_virtual_tokens": len(rows), "virtual_token_splits": [len(rows)], "answer_field": "answer"}
+        for name, rows in tables.items()
+    ]  # fmt: skip
+    said = {"target": TARGET.replace("T5Model", "T5PromptLearningModel"), "virtual_prompt_style": "p-tuning",
+            "language_model_path": "/models/t5.nemo", "task_templates": templates, "existing_tasks": [],
+            "new_tasks": list(tables), "tensor_model_parallel_size": 1, "data": {"add_eos": True}}  # fmt: skip
+    (folder / "model_config.yaml").write_text(yaml.safe_dump(said | more, sort_keys=False))
+    return folder

@@ -287,6 +287,10 @@ class RuntimeConfig(Config):
     max_lora_rank: int | None = option(
         None, "The highest rank of an adapter that there is room for.", default="that of --lora", allowed=at_least(1)
     )
+    prompt_table: str | None = option(
+        None, "Tuned prompts whose tasks requests may name: a folder that vlm convert wrote, or a .npy file of floats"
+        " [tasks, rows, hidden].",
+    )  # fmt: skip
     cuda_graphs: bool = option(True, "Replay a decode step as a CUDA graph.", cli=False)
     threads: int | None = option(
         None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores", allowed=Range(1, MAX_THREADS)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
-from vlm_app.cli.options.groups import LOADING_ADAPTERS, Group, takes
+from vlm_app.cli.options.groups import SERVING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import ReplicaConfig
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 @command
-@takes(
-    placing=Group.making(ReplicaConfig), config=Group.making(ServerConfig), options=LOADING_ADAPTERS.without("devices")
-)
+@takes(placing=Group.making(ReplicaConfig), config=Group.making(ServerConfig), options=SERVING.without("devices"))
 def serve(
     *,
     models: Annotated[
@@ -53,6 +51,7 @@ def serve(
       vlm serve --model-repository s3://bucket/models --model-control
       vlm serve mini-llava --grpc-port 8001
       vlm serve ./t5 --lora legal=./legal --lora news=./news
+      vlm serve ./t5 --prompt-table ./tables
       vlm serve mini-llava --devices cuda:0,cuda:1
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
@@ -138,8 +137,9 @@ def _named(model: str) -> tuple[str, str]:
 def _check_adapters(names: dict[str, str], repositories: list[str], options: LoadOptions) -> None:
     """Raises InputError for adapters of nobody knows which model, or that are called as it is."""
     adapters = options.runtime_config().lora_folders
-    if adapters and (len(names) != 1 or repositories):
-        raise InputError("--lora is for a server of one MODEL; start one for each.")
+    given = ["--lora"] * bool(adapters) + ["--prompt-table"] * ("prompt_table" in options.runtime)
+    if given and (len(names) != 1 or repositories):
+        raise InputError(f"{listed(given)} is for a server of one MODEL; start one for each.")
     if both := sorted(adapters.keys() & names.keys()):
         raise InputError(f"{both[0]} is both a MODEL and an adapter; give one of them another NAME.")
 

@@ -35,4 +35,4 @@ def gpt_next() -> dict[str, Any]:
     }
 
 
-CONVERTER = ConverterRef("nemo", "NeMo", "llm_engines.converters.nemo.convert:convert", _is_nemo)
+CONVERTER = ConverterRef("nemo", "NeMo", "llm_engines.converters.nemo.convert:convert", _is_nemo, ("tuned",))

@@ -269,7 +269,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     (tmp_path / "short.npy").write_bytes(three.read_bytes()[:-9])
     for options, says in (
         (("none.npy",), "--prompt-table none.npy does not exist; give a .npy file"),
-        ((".",), "is a folder"),
+        ((".",), "is a folder without tasks.json; give a .npy file, or a folder that vlm convert wrote"),
         (("objects.npy",), "is no .npy file of numbers"),
         (("pickled.npy",), "is no .npy file of numbers"),
         (("archive.npy.npz",), "is no .npy file of numbers"),
@@ -279,7 +279,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
         ((three,), "holds 3 tasks; say which one with --tasks 0"),
         ((three, "--tasks", "3"), "--tasks names 3; "),
         ((three, "--tasks", "0,-2"), "--tasks names -2; "),
-        ((three, "--tasks", "0,x"), "--tasks is '0,x'; give numbers such as 0"),
+        ((three, "--tasks", "0,x"), "--tasks names x; "),
     ):  # fmt: skip
         result = call("generate", "w1", "--model", "nothing", "--prompt-table", *options)
         assert says in one_sentence(result) and not result.stdout

@@ -109,7 +109,6 @@ def test_gpt_gives_uint32_and_the_lengths_of_its_prompts(subject):
 
 REFUSED = {
     "is_return_context_embeddings": (np.ones((1, 1), bool), "context embeddings are not given"),
-    "prompt_learning_task_name_ids": (np.zeros((1, 1), np.uint32), "send the task's rows as request_prompt_embedding"),
     "ia3_tasks": (np.zeros((1, 1), np.int32), "IA3 adapters are not loaded"),
     "request_prompt_type": (np.full((1, 1), 2, np.uint32), "rows of request_prompt_embedding stand before the ids"),
 }

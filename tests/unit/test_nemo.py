@@ -169,6 +169,7 @@ def test_other_models_and_tokenizers_from_elsewhere(tmp_path):
     prompts = {"virtual_prompt_style": "p-tuning", "language_model_path": "gpt.nemo"}
     tuned = GPTNext(**CONFIG).unpacked(tmp_path / "prompts", files, **prompts)
     assert "tuned prompts alone" in (said := refused(tuned, tmp_path, ConfigError)) and "--model being gpt.nemo" in said
+    assert "vlm convert makes a folder of them; give that with --prompt-table" in said
     lora = GPTNext(**CONFIG).unpacked(tmp_path / "lora", files, peft={"peft_scheme": "lora"})
     assert "an adapter alone (lora), which is no model; give its base" in refused(lora, tmp_path, ConfigError)
     named = {"library": "huggingface", "type": "meta-llama/Llama-2-7b-hf"}

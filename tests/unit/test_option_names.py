@@ -33,7 +33,7 @@ WITH_ADAPTERS = {"run", "generate", "translate", "summarize", "eval", "serve"}
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {
     "--truncate": {"run", "generate", "translate", "summarize", "eval", "encode"},
-    "--prompt-table": {"run", "generate", "translate", "summarize"},
+    "--prompt-table": {"run", "generate", "translate", "summarize", "serve"},
     "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
     "--target": {"build"},
     "--tokenizer": {"convert"},

@@ -109,7 +109,8 @@ class AsyncPipeline:
         if not {"text", "prompt", "raw_prompt", "messages"} & fields.keys():
             return fields
         ids = self.pipeline.request(fields).encoder_input_ids
-        rest = {name: fields[name] for name in ("images", "pixel_values", "prompt_table", "lora") if name in fields}
+        kept = ("images", "pixel_values", "prompt_table", "task", "lora")
+        rest = {name: fields[name] for name in kept if name in fields}
         return fields if ids is None else {**rest, "encoder_input_ids": list(ids)}
 
     async def _output(self, completion: Completion) -> Output:

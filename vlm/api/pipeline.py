@@ -19,6 +19,7 @@ from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.prompt_tables import PromptTables
 from vlm.backends.devices import first_device, of_rank
 from vlm.build.store import resolve
 from vlm.config import ModelConfig, RuntimeConfig
@@ -61,6 +62,7 @@ def load(
     lora: Mapping[str, str | Path] | None = None,
     max_loras: int | None = None,
     max_lora_rank: int | None = None,
+    prompt_table: str | Path | None = None,
 ) -> Pipeline:
     """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
 
@@ -68,13 +70,15 @@ def load(
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
     vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
     the disk: `encode` is all that there is then. `lora`: folders of adapters by the names that requests have for them.
-    It, `max_loras`, `max_lora_rank`, `device` and `max_batch_size` override those of `runtime`; None leaves them.
+    `prompt_table`: tuned prompts whose tasks requests may name. They, `max_loras`, `max_lora_rank`, `device` and
+    `max_batch_size` override those of `runtime`; None leaves them.
     Raises a VlmError with one sentence.
     """
     if bad := [name for name in lora or () if "=" in name]:
         raise InputError(f"an adapter is called {bad[0]!r}; give it a name without =.")
     named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())
-    own = {"device": device, "max_batch_size": max_batch_size, "lora": named}
+    tables = None if prompt_table is None else str(prompt_table)
+    own = {"device": device, "max_batch_size": max_batch_size, "lora": named, "prompt_table": tables}
     runtime = _overridden(runtime or RuntimeConfig(), max_loras=max_loras, max_lora_rank=max_lora_rank, **own)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
@@ -95,6 +99,7 @@ class Pipeline:
         """`ranks`: those that run an engine whose networks are split, of which this is the first (vlm.api.following);
         None: processes that it starts, or that mpirun, torchrun or srun has started (vlm.api.rank_processes)."""
         self.engine, runtime = engine, runtime or RuntimeConfig()
+        tables = None if runtime.prompt_table is None else PromptTables.open(runtime.prompt_table)
         self._others: RankProcesses | None = None
         if ranks is None and engine.build.num_ranks > 1:
             from vlm.api import rank_processes
@@ -106,7 +111,7 @@ class Pipeline:
         self.llm: Engine = self._loaded(runtime, ranks or ALONE)
         self.loop = EngineLoop(self.llm)
         self.adapters = LoadedAdapters(engine, self.llm, list(runtime.lora_folders))
-        self.processor = Processor.from_engine(engine, self.adapters)
+        self.processor = Processor.from_engine(engine, self.adapters, tables)
         self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
@@ -147,7 +152,8 @@ class Pipeline:
         conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may
         differ where the model allows it), which stand where the text says <image>, or first; `prompt_table`
         [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows come after it; with a
-        text, its rows go before the text.
+        text, its rows go before the text. `task`, the name or number of one that the model's tuned prompts are for
+        (-1: none), stands for its rows.
         """
         if isinstance(inputs, list | tuple):
             fields, sampling = self._split(options)

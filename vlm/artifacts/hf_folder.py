@@ -102,12 +102,26 @@ class HFFolder:
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
     """Reads a pickled state dict by torch's restricted unpickler; anything but tensors by name is a CheckpointError."""
+    return _tensors(path, _unpickled(path))
+
+
+def read_nested_pickle(path: Path) -> dict[str, Tensor]:
+    """Reads a pickle as `read_pickle` does, of modules' state dicts by their names: a.b for b in that of a."""
+    state = _unpickled(path)
+    if not isinstance(state, dict):
+        return _tensors(path, state)
+    parts = [(f"{name}.", part) if isinstance(part, dict) else ("", {name: part}) for name, part in state.items()]
+    return _tensors(path, {f"{prefix}{name}": x for prefix, part in parts for name, x in part.items()})
+
+
+def _unpickled(path: Path) -> Any:
+    """Raises CheckpointError for a file that is damaged or holds more than tensors in Python's own containers."""
     import torch
 
     try:
         check_pickle(path)
         # only the zip format of torch >= 1.6 can be mapped
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except CheckpointError:
         raise
     except pickle.UnpicklingError:
@@ -118,6 +132,12 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     except Exception as reason:  # a damaged pickle may end in any of them
         first = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
+
+
+def _tensors(path: Path, state: Any) -> dict[str, Tensor]:
+    """Returns a state dict that is one. Raises CheckpointError for anything else."""
+    import torch
+
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} is no state dict of tensors by name; save the model as safetensors.")
     check_tensors(path, state)

@@ -10,7 +10,7 @@ from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
 from vlm.convert.adapters.merging import merge_adapter
-from vlm.convert.folder import convert_folder
+from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import InputError
 
@@ -27,10 +27,12 @@ def convert_model(
 ) -> Path:
     """Converts a packaged name, a Hub id, a folder or an archive into a checkpoint at `out`, and returns its path.
 
-    It is written whole or not at all. `tokenizer`: what splits a FairSeq model's texts before BPE, "moses" or "none";
-    None: as the model was trained. `tp_size`, `pp_size`: as a build has them; with several ranks the checkpoint is
-    split among them. `merge_lora`: the folder of an adapter, which becomes a part of the weights. Both may be done to a
-    checkpoint. Raises a VlmError with one sentence.
+    It is written whole or not at all. Prompts that were tuned beside a model become a folder of them.
+
+    `tokenizer`: what splits a FairSeq model's texts before BPE, "moses" or "none"; None: as the model was trained.
+    `tp_size`, `pp_size`: as a build has them; with several ranks the checkpoint is split among them. `merge_lora`: the
+    folder of an adapter, which becomes a part of the weights. Both may be done to a checkpoint. Raises a VlmError with
+    one sentence.
     """
     build = BuildConfig(tp_size=tp_size, pp_size=pp_size)
     source, out = locate(model, progress=progress), Path(out)
@@ -38,7 +40,7 @@ def convert_model(
     if source.kind == "engine" or (source.kind == "checkpoint" and not is_changed):
         raise InputError(f"{model} is converted already ({source.kind}); give a model's folder or Hub id.")
     if not is_changed:
-        return convert_folder(source.path, out, progress=progress, tokenizer=tokenizer).path
+        return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
     with scratch_beside(out) as scratch:
         whole = checkpoint_of(source, scratch, progress, tokenizer)

@@ -36,6 +36,17 @@ def convert_folder(
         return _convert_folder(Path(source), Path(out), progress, tokenizer)
 
 
+def convert_file(source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None) -> Path:
+    """Converts what `convert_folder` does, and what was tuned beside a model and saved alone: prompts become a folder
+    of them. Returns its path."""
+    converter = converter_of(source)
+    if converter is None or "tuned" not in converter.options or tokenizer is not None:
+        return convert_folder(source, out, progress=progress, tokenizer=tokenizer).path
+    check_model(source)
+    with invalid_values(source):
+        return converter.load()(source, out, progress=progress, tuned=True).path
+
+
 def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenizer: str | None) -> Checkpoint:
     options = {} if tokenizer is None else {"tokenizer": tokenizer}
     converter = converter_of(source)

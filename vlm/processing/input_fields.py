@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlm.artifacts.prompt_tables import TunedPrompt
 from vlm.errors import InputError
 from vlm.requests.prompt_table import PromptTable
 
@@ -20,6 +21,7 @@ INPUT_KEYS = (
     "messages",
     "continue_final_message",
     "prompt_table",
+    "task",
     "pixel_values",
     "encoder_output",
     "encoder_input_ids",
@@ -45,13 +47,14 @@ def rows_of(table: PromptTable | None, vocab_size: int) -> range:
 
 
 def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
-    """Returns the rows of an input's prompt table [n, hidden], a tensor or an array; InputError for another shape."""
+    """Returns the rows of an input's prompt table [n, hidden], a tensor, an array or a tuned prompt; InputError for
+    another shape."""
     import torch
 
     rows = fields.get("prompt_table")
     if rows is None:
         return None
-    rows = torch.as_tensor(rows)
+    rows = torch.as_tensor(rows.rows if isinstance(rows, TunedPrompt) else rows)
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
     return PromptTable.from_rows(rows)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vlm.artifacts.prompt_tables import PromptTables
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_inputs import ImageInputs
@@ -40,12 +41,20 @@ class Processor:
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
-    def from_engine(cls, engine: EngineDir, adapters: Mapping[str, int] = MappingProxyType({})) -> Processor:
-        """`adapters`: the numbers of those that requests may name. Raises EngineError for a damaged processor."""
+    def from_engine(
+        cls,
+        engine: EngineDir,
+        adapters: Mapping[str, int] = MappingProxyType({}),
+        prompt_tables: PromptTables | None = None,
+    ) -> Processor:
+        """`adapters`: the numbers of those that requests may name; `prompt_tables`: of tasks that they may name. Raises
+        EngineError for a damaged processor."""
         family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
+        if prompt_tables is not None:
+            prompt_tables.check_width((encoder or config).embedding_size)
         source = processor_source(engine)
         image_processor = source.load() if source else None
         if image_processor is not None and not image_processor.fits():
@@ -68,6 +77,7 @@ class Processor:
             source_vocab_size=vocab_size if encoder else None,
             max_seq_len=engine.limits.max_seq_len,
             adapters=adapters,
+            prompt_tables=prompt_tables,
         )
         return cls(
             family,

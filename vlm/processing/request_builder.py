@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vlm.artifacts.prompt_tables import PromptTables, TunedPrompt
 from vlm.config import ModelConfig
 from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
@@ -36,6 +37,7 @@ class RequestBuilder:
     source_vocab_size: int | None = None  # the encoder's; None: the decoder's
     max_seq_len: int = 0
     adapters: Mapping[str, int] = field(default_factory=dict)  # their numbers by their names
+    prompt_tables: PromptTables | None = None  # of tasks that requests may name
 
     @memory_errors()
     def build(self, source: Any, params: SamplingParams, lora: str | int | None = None) -> Request:
@@ -141,7 +143,13 @@ class RequestBuilder:
         return self._bounded(prompt or "")
 
     def _suffix(self, fields: dict[str, Any]) -> str:
-        return self._bounded(fields.get("suffix") or "")
+        """Returns what goes after a text: what is asked for, then what the text was tuned with."""
+        suffix, tuned = self._bounded(fields.get("suffix") or ""), fields.get("prompt_table")
+        if not isinstance(tuned, TunedPrompt):
+            return suffix
+        adds_end = self.tokenizer is not None and self.config.eos_token_id in self.tokenizer.ends[1]
+        end = self.tokenizer.eos_token if tuned.ends and self.tokenizer is not None and not adds_end else ""
+        return f"{suffix}{tuned.suffix}{end}"
 
     def _bounded(self, text: str) -> str:
         """Raises LengthError for a text of too many tokens, told before it is tokenized; images stand where it says
@@ -180,7 +188,8 @@ class RequestBuilder:
             return {key: source} if is_text else {"images": [source]}
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
-        fields = self._with_named_ids({k: v for k, v in source.items() if v is not None})
+        fields = self._with_task({k: v for k, v in source.items() if v is not None})
+        fields = self._with_named_ids(fields)
         if {"text", "encoder_input_ids"} & fields.keys() and not self.family.takes_text:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
         if {"images", "pixel_values"} & fields.keys() and not self.family.takes_images:
@@ -199,6 +208,27 @@ class RequestBuilder:
             return Conversation.from_messages(messages, self.max_tokens)
         messages.check_size(self.max_tokens)
         return messages
+
+    def _with_task(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Puts the rows of a task in its place."""
+        if "task" not in fields:
+            return fields
+        if "prompt_table" in fields:
+            raise InputError("task, prompt_table were given together; an input has one of them.")
+        rest = {key: value for key, value in fields.items() if key != "task"}
+        tuned = self.tuned_prompt(fields["task"])
+        return rest if tuned is None else {**rest, "prompt_table": tuned}
+
+    def tuned_prompt(self, task: str | int) -> TunedPrompt | None:
+        """Returns what was tuned for a task of this name or number; None for -1. Raises InputError for an unknown
+        one."""
+        if task == -1:
+            return None
+        if self.prompt_tables is None:
+            raise InputError("no tuned prompts are loaded; load the model with prompt_table (--prompt-table).")
+        if (tuned := self.prompt_tables.find(task)) is None:
+            raise InputError(f"there is no task {task!r}; there are {self.prompt_tables.known}, and -1: none.")
+        return tuned
 
     def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Names `input_ids`: the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""

@@ -77,9 +77,9 @@ class ConverterRef:
 
     name: str  # the kind of model: "fairseq"
     program: str  # whose models it converts, in words: "FairSeq"
-    target: str  # `module:function`, (path, out, *, progress) -> Checkpoint
+    target: str  # `module:function`, (path, out, *, progress) -> Checkpoint, or what else was `tuned`
     matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
-    options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"
+    options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"; "tuned": may it be beside a model, and no model?
 
     def load(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")

@@ -39,11 +39,11 @@ def convert(
     ] = None,
     split: BuildConfig,
 ) -> None:
-    """Convert a model into a checkpoint.
+    """Convert a model into a checkpoint, or NeMo's tuned prompts into a folder for --prompt-table.
 
     Every tensor must be used or known to be superfluous, and every weight filled with the exact shape; otherwise
     nothing is written. With --tp-size or --pp-size each rank's weights lie in a file of their own, and vlm build takes
-    them with the same options. The checkpoint's path goes to stdout.
+    them with the same options. The path goes to stdout.
 
     \b
     Examples:
@@ -51,6 +51,7 @@ def convert(
       vlm convert ./my-finetuned-nougat -o nougat.ckpt
       vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
       vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
+      vlm convert p_tuning_squad.nemo -o tables
       vlm convert google/flan-t5-xxl -o flan-t5-xxl-tp2.ckpt --tp-size 2
       vlm convert google/flan-t5-base -o notices.ckpt --merge-lora ./notices-lora
     """

@@ -167,7 +167,7 @@ _when_unset = {
     "max_encoder_input_len": "as built, or what the model takes",
     "backend": "as built, or torch",
 }
-LOADING_ADAPTERS = (  # of verbs that run one engine, whose inputs may have adapters
+SERVING = (  # of a server, whose requests may have adapters and name tasks
     Group.from_fields("Engine", LoadOptions.from_dict, RuntimeConfig, BuildConfig)
     .only("device", "devices", *load_options.BUILD, *load_options.RUNTIME[2:])
     .changed(**{name: {"default": words} for name, words in _when_unset.items()})
@@ -176,5 +176,6 @@ LOADING_ADAPTERS = (  # of verbs that run one engine, whose inputs may have adap
         backend={"help": f"What runs it: {described_backends()}, or auto: what suits this machine."},
     )
 )
+LOADING_ADAPTERS = SERVING.without("prompt_table")  # of verbs that run one engine, whose inputs may have adapters
 LOADING_RANKS = LOADING_ADAPTERS.without("lora", "max_loras", "max_lora_rank")
 LOADING = LOADING_RANKS.without("devices")

@@ -69,10 +69,15 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
         source = processor.with_pixels(source, [[ImagePixels.of(image) for image in own]])
     if "input_ids" in row:
         ids = without_padding(row, "input_ids", "sequence_length")
+        first, task = processor.vocab_size, _task(row)
         if (table := row.get("request_prompt_embedding")) is not None:
             table = table[: int(row.get("request_prompt_lengths", len(table)))]
-            first = (processor.encoder or processor.config).vocab_size
             source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
+        if task and (tuned := processor.request_builder.tuned_prompt(task["task"])) is not None:
+            rows = range(first, first + len(tuned.rows))
+            # ids of rows among the others say where these stand
+            ids = ids if any(i >= first for i in ids) else [*rows, *ids]
+        source |= task
         source["encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids"] = ids
     if "decoder_input_ids" in row and processor.config.cross_attention:
         source["decoder_prompt_token_ids"] = without_padding(row, "decoder_input_ids", "decoder_input_lengths")
@@ -100,7 +105,17 @@ def without_padding(row: Row, name: str, lengths: str) -> list[int]:
 
 def _of_text(processor: Processor, row: Row) -> GenerationInput:
     source, files = read_text(processor, row)
-    return GenerationInput({**source, **_start(processor, row)}, files, _sampling(row))
+    return GenerationInput({**source, **_task(row), **_start(processor, row)}, files, _sampling(row))
+
+
+def _task(row: Row) -> dict[str, Any]:
+    """Returns whose tuned prompt goes before a text, by its name or number."""
+    if {"task", "prompt_learning_task_name_ids"} <= row.keys():
+        raise InputError("task and prompt_learning_task_name_ids were sent together; send one of them.")
+    if "task" in row:
+        return {"task": row["task"].decode("utf-8", "replace")}
+    number = row.get("prompt_learning_task_name_ids")
+    return {} if number is None else {"task": int(number)}
 
 
 def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[ImageFile]]:

@@ -27,6 +27,7 @@ SAME = {"input_lengths": "sequence_length", "request_output_len": "max_output_le
 
 _OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, datatype in SCALARS.items())
 _WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
+TASK = (TensorSpec("prompt_learning_task_name_ids", "UINT32", (1,)), TensorSpec("task", "BYTES", (1,)))
 IDS_IN = (
     TensorSpec("input_ids", "UINT32", (-1,), optional=False),
     TensorSpec("sequence_length", "UINT32", (1,)),
@@ -34,6 +35,7 @@ IDS_IN = (
     *_WORDS,
     TensorSpec("request_prompt_embedding", "FP32", (-1, -1)),
     TensorSpec("request_prompt_lengths", "UINT32", (1,)),
+    *TASK,
     TensorSpec("pixel_values", "FP32", (-1, -1, -1, -1)),
     TensorSpec("num_images", "UINT32", (1,)),
     TensorSpec("image_sizes", "UINT32", (-1, 2)),
@@ -43,7 +45,9 @@ IDS_IN = (
 PIXELS = {"pixel_values", "num_images", "image_sizes"}
 IDS = {"input_ids", "sequence_length", "request_prompt_embedding", "request_prompt_lengths"}
 DECODER_IDS = {"decoder_input_ids", "decoder_input_lengths"}
-TEXT_IN = (TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS)
+TEXT_IN = (
+    TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS, *TASK,
+)  # fmt: skip
 LOGPROBS_OUT = (TensorSpec("cum_log_probs", "FP32", (-1,)), TensorSpec("output_log_probs", "FP32", (-1, -1)))
 IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_length", "UINT32", (-1,)), *LOGPROBS_OUT)
 TEXT_OUT = (TensorSpec("text_output", "BYTES", (-1,)), *IDS_OUT)
@@ -55,6 +59,8 @@ MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
 def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
     left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
+    if processor.request_builder.prompt_tables is None:
+        left_out |= {spec.name for spec in TASK}
     if processor.vision is not None and processor.vision.fixed_size:
         left_out.add("image_sizes")
     if not (processor.family.takes_text or processor.family.takes_prompt):

@@ -6,22 +6,28 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from llm_engines.converters.nemo import gpt, t5
+from llm_engines.converters.nemo import gpt, prompts, t5
 from llm_engines.converters.nemo.archive import CONFIG, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
+from vlm.artifacts.prompt_tables import PromptTables
 from vlm.errors import ConfigError, listed
 
 KINDS = {"GPT": gpt, "T5": t5, "T0": t5, "BART": t5}  # by a part of the name of the model's class
 
 
-def convert(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """Converts a .nemo archive or its folder to our checkpoint at `out`, written whole or not at all.
+def convert(
+    source: Path, out: Path, *, progress: Progress | None = None, tuned: bool = False
+) -> Checkpoint | PromptTables:
+    """Converts a .nemo archive or its folder to our checkpoint at `out`, written whole or not at all; where it may be
+    what was `tuned` beside a model, prompts become a folder of theirs.
 
     Raises CheckpointError for what is missing, damaged, unsafe or does not fit, ConfigError that names every field
     which cannot be honoured.
     """
     with opened(source, out) as folder, tempfile.TemporaryDirectory() as scratch:
         config = read_config(folder / CONFIG)
+        if tuned and prompts.is_prompts(config):
+            return prompts.convert(folder, config, Path(out))
         kind = KINDS[_kind(folder / CONFIG, config)]
         tokenizer = kind.tokenizer_files(folder, config, Path(scratch))
         return write_checkpoint(
@@ -40,10 +46,10 @@ def _kind(path: Path, config: dict[str, Any]) -> str:
     not hold the model."""
     base = config.get("language_model_path") or config.get("restore_from_path") or "its base model"
     target = str(config.get("target", "GPT")).rpartition(".")[2]
-    if config.get("virtual_prompt_style") or "PromptLearning" in target:
+    if prompts.is_prompts(config):
         raise ConfigError(
-            f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; save their rows as a .npy"
-            f" file and give it with --prompt-table, --model being {base}."
+            f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; vlm convert makes a folder"
+            f" of them; give that with --prompt-table, --model being {base}."
         )
     peft = config.get("peft")
     scheme = peft.get("peft_scheme") if isinstance(peft, dict) else None

@@ -1,0 +1,143 @@
+"""Tuned prompts of NeMo's archives: converted to a folder, read, and refused in a sentence each."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from tests.nemo_kit import archive
+from tests.nemo_t5_kit import tuned_prompts
+from tests.prompted_kit import call
+from vlm.artifacts.prompt_tables import PromptTables
+from vlm.build.from_model import convert_model
+from vlm.errors import CheckpointError, InputError, VlmWarning
+
+TABLES = {"squad": torch.randn(4, 32), "a/../b": torch.randn(2, 32)}
+
+
+@pytest.mark.parametrize(("options", "data"), [
+    ({}, ("<extra_id_0>", True)), ({"encoder": True}, ("<extra_id_0>", True)), ({"flat": True}, ("<extra_id_0>", True)),
+    ({"data": {"add_sentinel_to_input": False, "add_eos": False}}, ("", False)),
+    ({"target": "nemo.MegatronGPTPromptLearningModel"}, ("", False)), ({"data": None}, ("<extra_id_0>", True)),
+])  # fmt: skip
+def test_an_archive_becomes_a_folder(options, data, tmp_path):
+    path = archive(tuned_prompts(tmp_path / "content", TABLES, **options), tmp_path / "prompts.nemo")
+    result = call("convert", path, "-o", tmp_path / "tables")
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'tables'}\n"), result.stderr
+    assert sorted(file.name for file in (tmp_path / "tables").iterdir()) == ["0.npy", "1.npy", "tasks.json"]
+    tables = PromptTables.open(tmp_path / "tables")
+    assert tables.names == list(TABLES) and len(tables) == 2
+    for name, number in (("squad", 0), ("a/../b", 1)):
+        found = tables.find(name)
+        assert found is tables.find(number) and found is tables.find(str(number))
+        torch.testing.assert_close(torch.from_numpy(found.rows), TABLES[name])
+        assert (found.suffix, found.ends) == data
+    assert tables.find("boolq") is None and tables.find(2) is None and tables.find("9" * 5000) is None
+    assert json.loads((tmp_path / "tables" / "tasks.json").read_text())["base"] == "/models/t5.nemo"
+    np.testing.assert_array_equal(np.load(tmp_path / "tables" / "1.npy"), TABLES["a/../b"].numpy())
+
+
+def test_half_precision_and_several_ranks(tmp_path):
+    folder = tuned_prompts(tmp_path / "content", {"squad": TABLES["squad"].bfloat16()})
+    place = folder / "mp_rank_00"
+    place.mkdir()
+    (folder / "model_weights.ckpt").rename(place / "model_weights.ckpt")
+    convert_model(folder, tmp_path / "tables")
+    [prompt] = PromptTables.open(tmp_path / "tables").prompts
+    assert prompt.rows.dtype == np.float32
+    torch.testing.assert_close(torch.from_numpy(prompt.rows), TABLES["squad"].bfloat16().float())
+
+
+def test_rows_that_stand_elsewhere_in_a_template(tmp_path):
+    template = {"taskname": "squad", "prompt_template": "<|VIRTUAL_PROMPT_0|> {a} <|VIRTUAL_PROMPT_1|>",
+                "total_virtual_tokens": 4, "virtual_token_splits": [2, 2]}  # fmt: skip
+    folder = tuned_prompts(tmp_path / "content", {"squad": TABLES["squad"]}, task_templates=[template])
+    with pytest.warns(VlmWarning, match="the rows of the task squad do not all stand before its texts"):
+        convert_model(folder, tmp_path / "tables")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert_model(tuned_prompts(tmp_path / "other", TABLES), tmp_path / "others")
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def _saved(state):
+    return lambda folder: torch.save(state, folder / "model_weights.ckpt")
+
+
+KEY = "prompt_table.squad.prompt_embeddings.weight"
+DAMAGE = {
+    "holds no weights": lambda f: (f / "model_weights.ckpt").unlink(),
+    "model_weights.ckpt is damaged or truncated":
+        lambda f: (f / "model_weights.ckpt").write_bytes(b"PK\3\4" + bytes(99)),
+    "model_weights.ckpt is no state dict of tensors by name": _saved({"prompt_table": {KEY: {"more": torch.ones(2)}}}),
+    r"is no state dict of tensors": _saved([torch.ones(2)]),
+    "holds no rows of tuned prompts .prompt_table.": _saved({"prompt_encoder": {"weight": torch.ones(2, 32)}}),
+    "the end of the tuning": _saved({"prompt_table": {KEY: torch.zeros(4, 32)}}),
+    "has no rows of a/../b, which its model_config.yaml names; it has those of squad": _saved(
+        {"prompt_table": {KEY: torch.ones(4, 32)}}),
+    "the task squad has 5 rows, its total_virtual_tokens is 4": _saved(
+        {"prompt_table": {KEY: torch.ones(5, 32), KEY.replace("squad", "a/../b"): torch.ones(2, 32)}}),
+    "the rows of its tasks differ in width .32, 33": _saved(
+        {"prompt_table": {KEY: torch.ones(4, 32), KEY.replace("squad", "a/../b"): torch.ones(2, 33)}}),
+    "its task_templates are no list of tasks": lambda f: (f / "model_config.yaml").write_text(
+        "virtual_prompt_style: p-tuning\ntask_templates: [{a: 1}]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", DAMAGE)
+def test_archives_that_are_damaged_or_do_not_fit(says, tmp_path):
+    folder = tuned_prompts(tmp_path / "content", TABLES)
+    DAMAGE[says](folder)
+    path = archive(folder, tmp_path / "prompts.nemo")
+    with pytest.raises(CheckpointError, match=says) as caught:
+        convert_model(path, tmp_path / "tables")
+    assert str(caught.value).count("\n") == 0 and ".tmp" not in str(caught.value)
+    assert not (tmp_path / "tables").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_nothing_in_a_file_is_run(tmp_path):
+    folder = tuned_prompts(tmp_path / "content", TABLES)
+    torch.save({"prompt_table": {KEY: Trap(str(tmp_path / "trapped"))}}, folder / "model_weights.ckpt")
+    with pytest.raises(CheckpointError, match="could run code"):
+        convert_model(folder, tmp_path / "tables")
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_they_are_no_model_and_replace_nothing(tmp_path):
+    path = archive(tuned_prompts(tmp_path / "content", TABLES), tmp_path / "prompts.nemo")
+    result = call("generate", "a", "--model", path)
+    assert result.exit_code == 2 and "vlm convert makes a folder of them" in result.stderr
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    result = call("convert", path, "-o", tmp_path / "mine")
+    assert result.exit_code == 2 and (tmp_path / "mine" / "thesis.txt").exists()
+    for _ in range(2):  # an older folder of ours is replaced
+        assert call("convert", path, "-o", tmp_path / "tables").exit_code == 0
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ("[1]", "holds a JSON list"), ("{}", "lists no tasks"), ('{"tasks": [1]}', "lists no tasks"),
+    ('{"tasks": [{}, {}]}', "1.npy is no .npy file"), ("{", "no valid JSON"),
+])  # fmt: skip
+def test_folders_that_are_damaged(content, says, tmp_path):
+    np.save(tmp_path / "0.npy", np.zeros((2, 3), dtype=np.float32))
+    (tmp_path / "tasks.json").write_text(content)
+    with pytest.raises(InputError, match=says):
+        PromptTables.open(tmp_path)
+
+
+def test_rows_of_another_width(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), dtype=np.float32))
+    with pytest.raises(InputError, match="are rows of 3 values, this model takes rows of 32"):
+        PromptTables.open(tmp_path / "x.npy").check_width(32)
