@@ -57,6 +57,7 @@ class NemoT5:
         self.side = {name: config.get(name, config) for name in ("encoder", "decoder")}
         self.generator = torch.Generator().manual_seed(seed)
         self.state: dict[str, torch.Tensor] = state or {}
+        self.scales: dict[str, torch.Tensor] = {}  # (IA)³'s, by NeMo's names of them
         if state is None:
             for name in self.side:
                 self._draw_side(name)
@@ -178,11 +179,13 @@ class NemoT5:
 
     def _self_attention(self, side, name, x, layer, bias, causal):
         q, k, v = self._parts(side, f"{name}.query_key_value", x, 3)
+        k, v = self._scaled(name, "key", k), self._scaled(name, "value", v)
         return self._linear(f"{name}.dense", self._attended(side, q, k, v, layer, bias, causal))
 
     def _cross_attention(self, side, name, x, memory, layer):
         [q] = self._parts({**side, "megatron_legacy": False}, f"{name}.query", x, 1)
         k, v = self._parts(side, f"{name}.key_value", memory, 2)
+        k, v = self._scaled(name, "key", k), self._scaled(name, "value", v)
         return self._linear(f"{name}.dense", self._attended(side, q, k, v, layer, None, causal=False))
 
     def _attended(self, side, q, k, v, layer, bias, causal):
@@ -204,7 +207,44 @@ class NemoT5:
         kinds = {"swiglu": F.silu, "reglu": F.relu}
         gelu = lambda y: F.gelu(y, approximate="tanh" if by_tanh else "none")  # noqa: E731
         gate = kinds.get(kind.removeprefix("fast-"), gelu)(gate)
-        return self._linear(f"{name}.dense_4h_to_h", gate * up if kind.endswith("glu") else gate)
+        inner = gate * up if kind.endswith("glu") else gate
+        return self._linear(f"{name}.dense_4h_to_h", inner * self.scales.get(_scale_name(name, "mlp"), torch.ones(1)))
+
+    def _scaled(self, name: str, kind: str, x: torch.Tensor) -> torch.Tensor:
+        """x [heads, tokens, width]"""
+        scales = self.scales.get(_scale_name(name, kind))
+        return x if scales is None else x * scales.view(len(x), 1, -1)
+
+    def draw_scales(self) -> None:
+        """Draws what (IA)³ scales each layer by."""
+        for name, side in self.side.items():
+            inner = side["num_attention_heads"] * side["kv_channels"]
+            parts = ["self_attention", *(["inter_attention"] if name == "decoder" else [])]
+            sizes = {(part, kind): inner for part in parts for kind in ("key", "value")} | {
+                ("mlp", "mlp"): side["ffn_hidden_size"]
+            }
+            for i in range(side["num_layers"]):
+                for (part, kind), size in sizes.items():
+                    path = f"{ROOT}.{ROOT}.{name}.model.layers.{i}.{part}"
+                    self.scales[_scale_name(path, kind)] = 1 + torch.randn(size, generator=self.generator) * 0.5
+
+    def unpacked_scales(self, folder: Path, tp: int = 1, pp: int = 1, **more) -> Path:
+        """The content of an archive of (IA)³; of two stages the first has the encoder."""
+        said = {"target": TARGET.replace("t5_model.MegatronT5Model", "t5_adapter_model.MegatronT5InfusedAdapterModel"),
+                "virtual_prompt_style": "no-prompts", "language_model_path": "/models/t5.nemo", "new_tasks": ["boolq"],
+                "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}  # fmt: skip
+        folder.mkdir(parents=True)
+        (folder / "model_config.yaml").write_text(yaml.safe_dump(said | more, sort_keys=False))
+        for rank in range(tp):
+            for stage in range(pp):
+                name = f"tp_rank_{rank:02d}_pp_rank_{stage:03d}" if pp > 1 else f"mp_rank_{rank:02d}"
+                place = folder / name if tp * pp > 1 else folder
+                place.mkdir(exist_ok=True)
+                own = {n: x for n, x in self.scales.items() if pp == 1 or n.startswith("decoder") == bool(stage)}
+                torch.save(
+                    {n: {"scalers": x.chunk(tp)[rank].clone()} for n, x in own.items()}, place / "model_weights.ckpt"
+                )
+        return folder
 
     def written(
         self, text: list[int], new: int, *, ids: int, start: int, end: int, rows: torch.Tensor | None = None
@@ -313,3 +353,9 @@ def tuned_prompts(folder: Path, tables: dict[str, torch.Tensor], *, encoder: boo
             "new_tasks": list(tables), "tensor_model_parallel_size": 1, "data": {"add_eos": True}}  # fmt: skip
     (folder / "model_config.yaml").write_text(yaml.safe_dump(said | more, sort_keys=False))
     return folder
+
+
+def _scale_name(path: str, kind: str) -> str:
+    """Returns NeMo's name of a layer's scales: of the side, the module in it and the adapter."""
+    side, _, inner = path.removeprefix(f"{ROOT}.{ROOT}.").partition(".")
+    return f"{side}:{inner}:{kind}_infused_adapter"

@@ -37,8 +37,8 @@ def convert_folder(
 
 
 def convert_file(source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None) -> Path:
-    """Converts what `convert_folder` does, and what was tuned beside a model and saved alone: prompts become a folder
-    of them. Returns its path."""
+    """Converts what `convert_folder` does, and what was tuned beside a model and saved alone: prompts and adapters
+    become folders of their own. Returns its path."""
     converter = converter_of(source)
     if converter is None or "tuned" not in converter.options or tokenizer is not None:
         return convert_folder(source, out, progress=progress, tokenizer=tokenizer).path

@@ -39,7 +39,7 @@ def convert(
     ] = None,
     split: BuildConfig,
 ) -> None:
-    """Convert a model into a checkpoint, or NeMo's tuned prompts into a folder for --prompt-table.
+    """Convert a model into a checkpoint; NeMo's tuned prompts into a folder for --prompt-table, its IA3 into PEFT's.
 
     Every tensor must be used or known to be superfluous, and every weight filled with the exact shape; otherwise
     nothing is written. With --tp-size or --pp-size each rank's weights lie in a file of their own, and vlm build takes

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from llm_engines.converters.nemo import gpt, prompts, t5
+from llm_engines.converters.nemo import gpt, ia3, prompts, t5
 from llm_engines.converters.nemo.archive import CONFIG, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables
@@ -17,17 +17,18 @@ KINDS = {"GPT": gpt, "T5": t5, "T0": t5, "BART": t5}  # by a part of the name of
 
 def convert(
     source: Path, out: Path, *, progress: Progress | None = None, tuned: bool = False
-) -> Checkpoint | PromptTables:
+) -> Checkpoint | PromptTables | ia3.AdapterFolder:
     """Converts a .nemo archive or its folder to our checkpoint at `out`, written whole or not at all; where it may be
-    what was `tuned` beside a model, prompts become a folder of theirs.
+    what was `tuned` beside a model, prompts and scales become a folder of theirs.
 
     Raises CheckpointError for what is missing, damaged, unsafe or does not fit, ConfigError that names every field
     which cannot be honoured.
     """
     with opened(source, out) as folder, tempfile.TemporaryDirectory() as scratch:
         config = read_config(folder / CONFIG)
-        if tuned and prompts.is_prompts(config):
-            return prompts.convert(folder, config, Path(out))
+        for beside in (prompts, ia3) if tuned else ():
+            if beside.is_here(config):
+                return beside.convert(folder, config, Path(out))
         kind = KINDS[_kind(folder / CONFIG, config)]
         tokenizer = kind.tokenizer_files(folder, config, Path(scratch))
         return write_checkpoint(
@@ -46,7 +47,12 @@ def _kind(path: Path, config: dict[str, Any]) -> str:
     not hold the model."""
     base = config.get("language_model_path") or config.get("restore_from_path") or "its base model"
     target = str(config.get("target", "GPT")).rpartition(".")[2]
-    if prompts.is_prompts(config):
+    if ia3.is_here(config):
+        raise ConfigError(
+            f"{path} is of (IA)3 alone, which is no model; vlm convert makes a folder of PEFT's of it; give that as an"
+            f" adapter, --model being {base}."
+        )
+    if prompts.is_here(config):
         raise ConfigError(
             f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; vlm convert makes a folder"
             f" of them; give that with --prompt-table, --model being {base}."
@@ -56,7 +62,7 @@ def _kind(path: Path, config: dict[str, Any]) -> str:
     if scheme not in (None, "none", "None"):
         merge = " merged with it by NeMo's merge_lora_weights/merge.py" if "lora" in str(scheme) else ""
         raise ConfigError(f"{path} is of an adapter alone ({scheme}), which is no model; give {base}{merge}.")
-    kinds = [kind for kind in KINDS if kind in target]
+    kinds = [kind for kind in KINDS if kind in target and "Adapter" not in target]
     if not kinds:
         raise ConfigError(f"{path} is of a {target}; of NeMo's models {listed(KINDS)} are supported.")
     return kinds[0]

@@ -24,9 +24,10 @@ PLACE = "<|VIRTUAL_PROMPT_0|>"  # of a template: here its rows go
 SENTINEL = "<extra_id_0>"  # as in pretraining: the answer stands for what was masked
 
 
-def is_prompts(config: Mapping[str, Any]) -> bool:
+def is_here(config: Mapping[str, Any]) -> bool:
     """Says whether a configuration is of tuned prompts, which are beside a model."""
-    return bool(config.get("virtual_prompt_style")) or "PromptLearning" in str(config.get("target"))
+    style = config.get("virtual_prompt_style")
+    return style not in (None, "", "no-prompts") or "PromptLearning" in str(config.get("target"))
 
 
 def convert(folder: Path, config: Mapping[str, Any], out: Path) -> PromptTables:

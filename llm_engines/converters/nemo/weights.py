@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.hf_folder import read_pickle
+from vlm.artifacts.hf_folder import read_nested_pickle
 from vlm.errors import CheckpointError, listed
 
 WEIGHTS = "model_weights.ckpt"
 CUT = (
     (re.compile(r".*\.(word_embeddings|output_layer|tokens_head)\.(weight|bias)"), 0),
     (re.compile(r".*\.(query_key_value|query|key_value|dense_h_to_4h|dense_h_to_4h_2)\.(weight|bias)"), 0),
+    (re.compile(r".*_infused_adapter\.scalers"), 0),
     (re.compile(r".*\.(self_attention\.dense|inter_attention\.dense|dense_4h_to_h)\.weight"), 1),
 )
 COPIES = {"model.word_embeddings.weight", "enc_dec_model.word_embeddings.weight"}
@@ -74,7 +75,7 @@ class Stage(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, files: Sequence[Path], pieces: Callable[[str], int]):
         self.folder, self.pieces = folder, pieces
-        self._ranks = [_named_alike(read_pickle(path)) for path in files]
+        self._ranks = [_named_alike(read_nested_pickle(path)) for path in files]
         for number, rank in enumerate(self._ranks):
             if other := sorted(set(rank) ^ set(self._ranks[0])):
                 raise CheckpointError(f"{folder}: ranks 0 and {number} differ in their tensors {listed(other)}.")
