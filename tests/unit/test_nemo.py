@@ -85,7 +85,7 @@ def test_every_unsupported_field_is_named_at_once(tmp_path):
     wrong = {
         "normalization": "low_precision_layernorm", "activation": "squared-relu", "position_embedding_type": "alibi",
         "transformer_block_type": "post_ln", "num_moe_experts": 8, "headscale": True, "megatron_legacy": True,
-        "mcore_gpt": True, "window_size": [64, 0], "kv_channels": 16,
+        "window_size": [64, 0], "kv_channels": 16,
     }  # fmt: skip
     folder = GPTNext(**CONFIG).unpacked(
         tmp_path / "content", gpt2_files(tmp_path), **wrong, num_layers=None, layernorm_epsilon="${multiply:1,2}"
@@ -126,7 +126,6 @@ DAMAGE = {
     "lacks mp_rank_01/model_weights.ckpt of its 2 ranks": lambda f: _moved(f, "mp_rank_01", "mp_rank_02"),
     "tensor_model_parallel_size is 2, but there are weights of 1": lambda f: _moved(f, "mp_rank_01", "other"),
     "holds no weights": lambda f: [_moved(f, f"mp_rank_0{i}", f"x{i}") for i in (0, 1)],
-    "distributed checkpoint": lambda f: [_moved(f, "mp_rank_00", "model_weights"), _moved(f, "mp_rank_01", "x")],
     "lacks tp_rank_00_pp_rank_000/model_weights.ckpt, tp_rank_00_pp_rank_001/model_weights.ckpt of its 2":
         lambda f: _moved(f, "mp_rank_01", "tp_rank_00_pp_rank_999999999999"),
     "model_weights.ckpt is damaged or holds Python objects":
@@ -196,6 +195,22 @@ def test_tokens_that_a_configuration_adds(tmp_path):
     assert tokenizer.eos_token == "<eos>" and tokenizer.encode("<turn>") == [first + 2]
     assert tokenizer.decode([*tokenizer.encode("the house"), first + 1]) == "the house"
     assert json.loads((tmp_path / "made" / "tokenizer_config.json").read_text())["bos_token"] == "<bos>"
+
+
+def test_models_of_megatron_core(folder, tmp_path):
+    """Their weights are not unpacked."""
+    config = (folder / "model_config.yaml").read_text()
+    for name in ("mcore_gpt", "mcore_t5"):
+        (folder / "model_config.yaml").write_text(f"{config}{name}: true\n")
+        said = refused(archive(folder, tmp_path / "model.nemo"), tmp_path, ConfigError)
+        assert (
+            f"is a network of Megatron-core's ({name}), which is not read; export it to a Hugging Face folder" in said
+        )
+    (folder / "model_weights" / "model.decoder.layers").mkdir(parents=True)
+    (folder / "model_weights" / "metadata.json").write_text('{"sharded_backend": "zarr"}')
+    for source in (archive(folder, tmp_path / "model.nemo"), folder):
+        said = refused(source, tmp_path)
+        assert said.startswith(f"{source} keeps its weights as a distributed checkpoint of Megatron-core")
 
 
 def test_the_command_line_says_it_in_a_sentence(tmp_path):

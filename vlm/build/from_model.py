@@ -27,8 +27,7 @@ def convert_model(
 ) -> Path:
     """Converts a packaged name, a Hub id, a folder or an archive into a checkpoint at `out`, and returns its path.
 
-    It is written whole or not at all. Prompts and adapters that were tuned beside a model become
-    folders of their own.
+    It is written whole or not at all. Prompts and adapters that were tuned beside a model become folders of their own.
 
     `tokenizer`: what splits a FairSeq model's texts before BPE, "moses" or "none"; None: as the model was trained.
     `tp_size`, `pp_size`: as a build has them; with several ranks the checkpoint is split among them. `merge_lora`: the

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlm.artifacts.archives import bounded_members, open_archive
@@ -19,6 +19,8 @@ from vlm.artifacts.files import read_small
 from vlm.errors import CheckpointError, VlmError
 
 CONFIG = "model_config.yaml"
+DISTRIBUTED = "model_weights"  # the folder of a distributed checkpoint
+EXPORT = "export it to a Hugging Face folder with NeMo's scripts/checkpoint_converters and give that"
 MOST_YAML = 2**18  # bytes; published ones have some 20 KB
 
 
@@ -49,7 +51,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     """Members that are no plain files and folders below `folder` are refused; nothing is executed."""
     try:
         with open_archive(archive) as tar:
-            tar.extractall(folder, bounded_members(tar, archive), filter="data")
+            tar.extractall(folder, _members(tar, archive), filter="data")
     except tarfile.FilterError as error:
         raise CheckpointError(f"{archive} is not unpacked: its member {error}.") from None
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -59,6 +61,22 @@ def _unpack(archive: Path, folder: Path) -> None:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{archive} cannot be unpacked: {error.strerror or error}.") from None
+
+
+def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+    """Yields the members. Raises CheckpointError for a distributed checkpoint's before they are unpacked."""
+    for member in bounded_members(tar, archive):
+        if DISTRIBUTED in PurePosixPath(member.name).parts:
+            raise CheckpointError(distributed(archive))
+        yield member
+
+
+def distributed(source: Path) -> str:
+    """Returns why a distributed checkpoint is refused, and what to do."""
+    return (
+        f"{source} keeps its weights as a distributed checkpoint of Megatron-core ({DISTRIBUTED}/, zarr or torch_dist),"
+        f" which is not read; {EXPORT}."
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:

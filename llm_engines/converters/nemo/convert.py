@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_engines.converters.nemo import gpt, ia3, prompts, t5
-from llm_engines.converters.nemo.archive import CONFIG, opened, read_config
+from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, distributed, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables
-from vlm.errors import ConfigError, listed
+from vlm.errors import CheckpointError, ConfigError, listed
 
 KINDS = {"GPT": gpt, "T5": t5, "T0": t5, "BART": t5}  # by a part of the name of the model's class
 
@@ -30,6 +30,7 @@ def convert(
             if beside.is_here(config):
                 return beside.convert(folder, config, Path(out))
         kind = KINDS[_kind(folder / CONFIG, config)]
+        _check_core(folder, config)
         tokenizer = kind.tokenizer_files(folder, config, Path(scratch))
         return write_checkpoint(
             Path(out),
@@ -40,6 +41,15 @@ def convert(
             processor_files=tokenizer.paths,
             progress=progress,
         )
+
+
+def _check_core(folder: Path, config: dict[str, Any]) -> None:
+    """Raises CheckpointError for weights that lie in a distributed checkpoint, ConfigError for those of a network of
+    Megatron-core's, which have other names."""
+    if (folder / DISTRIBUTED).is_dir():
+        raise CheckpointError(distributed(folder))
+    if core := [name for name in ("mcore_gpt", "mcore_t5") if config.get(name)]:
+        raise ConfigError(f"{folder} is a network of Megatron-core's ({core[0]}), which is not read; {EXPORT}.")
 
 
 def _kind(path: Path, config: dict[str, Any]) -> str:

@@ -52,11 +52,6 @@ def weight_files(folder: Path) -> list[list[Path]]:
     not of a kind that is read."""
     if (folder / WEIGHTS).is_file():
         return [[folder / WEIGHTS]]
-    if (folder / "model_weights").is_dir():
-        raise CheckpointError(
-            f"{folder} keeps its weights as a distributed checkpoint of Megatron-core (model_weights/), which is not"
-            f" read; supported are {WEIGHTS} and mp_rank_00/{WEIGHTS}."
-        )
     ranks = [match for path in folder.iterdir() if (match := RANK.fullmatch(path.name))]
     if not ranks:
         raise CheckpointError(f"{folder} holds no weights; expected are {WEIGHTS} or mp_rank_00/{WEIGHTS} and so on.")
