@@ -63,6 +63,9 @@ COMBINED = {
     "openai_gelu is True with the activation swiglu": config_of(
         {"activation": "swiglu", "bias_activation_fusion": False, "openai_gelu": True}),
     "max_position_embeddings is 0": config_of(max_position_embeddings=0),
+    "hidden_size 32 is no multiple of num_attention_heads 5, and kv_channels is missing": config_of(
+        {"num_attention_heads": 5, "kv_channels": None}),
+    "relative_attention_num_buckets is 3, it must be at least 4": config_of({"relative_attention_num_buckets": 3}),
 }  # fmt: skip
 
 

@@ -22,11 +22,6 @@ UNSUPPORTED = {
     "num_moe_experts": (None, 0, 1), "onnx_safe": (None, False),
     "position_embedding_type": (None, "learned_absolute", "relative"), "transformer_block_type": (None, "pre_ln"),
 }  # fmt: skip
-WHOLE = {
-    "hiddens": (None,),
-    "mcore_t5": (None, False),
-    "transformer_engine": (None, False),
-}  # … of the model as a whole
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -56,7 +51,7 @@ class Side:
 def sides(config: Mapping[str, Any], vocab_size: int) -> dict[str, Side]:
     """Returns "encoder" and "decoder" of a configuration that holds the tokenizer's ids, too. Raises ConfigError that
     names every field which is missing or not supported."""
-    errors = _unsupported(config, WHOLE)
+    errors = _unsupported(config, {"hiddens": (None,)})
     common = _common(config, errors) | {"vocab_size": vocab_size}
     fields = {
         name: config[name] if isinstance(config.get(name), Mapping) else config for name in ("encoder", "decoder")
@@ -69,8 +64,7 @@ def sides(config: Mapping[str, Any], vocab_size: int) -> dict[str, Side]:
             errors.append(f"encoder and decoder differ in {name} ({listed(sorted(values))})")
     if errors:
         raise ConfigError(f"this NeMo T5 configuration cannot be run exactly: {'; '.join(dict.fromkeys(errors))}.")
-    bias = bool(config.get("tokens_head_bias", head_is_tied(config)))
-    networks["decoder"] = replace(networks["decoder"], logits_bias=bias)
+    networks["decoder"] = replace(networks["decoder"], logits_bias=_head_has_bias(config))
     return {name: Side(network, fields[name]) for name, network in networks.items()}
 
 
@@ -82,6 +76,12 @@ def shares_embeddings(config: Mapping[str, Any]) -> bool:
 def head_is_tied(config: Mapping[str, Any]) -> bool:
     """Says whether the head is an embedding: the encoder's, whatever its configuration calls it."""
     return bool(config.get("share_decoder_tokens_head_embeddings", True))
+
+
+def _head_has_bias(config: Mapping[str, Any]) -> bool:
+    """Says whether the logits have a bias. Of one set of fields for both sides, those of a head that is an embedding
+    have."""
+    return bool(config.get("tokens_head_bias", True)) if "decoder" in config else head_is_tied(config)
 
 
 def _common(config: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
@@ -97,14 +97,18 @@ def _own(fields: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
     number = Numbers(dict(fields), errors)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     width, learned = number("kv_channels", hidden // heads or 1), fields.get("position_embedding_type") != "relative"
-    scaled = bool(fields.get("normalize_attention_scores", True))
+    scaled, buckets = bool(fields.get("normalize_attention_scores", True)), "relative_attention_num_buckets"
+    if fields.get("kv_channels") is None and hidden % heads:
+        errors.append(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and kv_channels is missing")
+    if number(buckets, 32) < 4:
+        errors.append(f"{buckets} is {fields[buckets]}, it must be at least 4")
     if fields.get("apply_query_key_layer_scaling", True) and not (scaled and learned):
         what = "relative positions" if scaled else "normalize_attention_scores False"
         errors.append(f"apply_query_key_layer_scaling is True with {what}: layers would differ in their scores")
     return {
         "hidden_size": hidden, "num_layers": number("num_layers"), "num_heads": heads, "d_kv": width,
         "ffn_size": number("ffn_hidden_size", 4 * hidden), "activation": _function(fields, errors),
-        "gated": fields.get("activation") in GATED, "num_buckets": number("relative_attention_num_buckets", 32),
+        "gated": fields.get("activation") in GATED, "num_buckets": number(buckets, 32),
         "max_distance": number("relative_attention_max_distance", 128),
         "norm_eps": number("layernorm_epsilon", 1e-5, float), "layer_norm": fields.get("normalization") != "rmsnorm",
         "bias": bool(fields.get("bias", True)), "learned_positions": learned,
