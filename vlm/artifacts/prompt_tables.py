@@ -21,7 +21,7 @@ TASKS, FORMAT_VERSION = "tasks.json", 1
 WHAT = "folder of tuned prompts"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TunedPrompt:
     """Rows that go before a text, and what goes after it, as both were tuned."""
 

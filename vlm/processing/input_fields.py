@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from vlm.artifacts.prompt_tables import TunedPrompt
@@ -52,9 +53,16 @@ def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
     import torch
 
     rows = fields.get("prompt_table")
-    if rows is None:
-        return None
-    rows = torch.as_tensor(rows.rows if isinstance(rows, TunedPrompt) else rows)
+    if rows is None or isinstance(rows, TunedPrompt):
+        return rows and _tuned_table(rows)
+    rows = torch.as_tensor(rows)
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
     return PromptTable.from_rows(rows)
+
+
+@functools.lru_cache(maxsize=256)  # of tasks that are asked for again and again: a key is a pass over the rows
+def _tuned_table(tuned: TunedPrompt) -> PromptTable:
+    import torch
+
+    return PromptTable.from_rows(torch.from_numpy(tuned.rows))
