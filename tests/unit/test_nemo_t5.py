@@ -133,6 +133,7 @@ GOOGLES = {"tokenizer": {"add_sentinel_tokens_first": True}}
     ({"target": SFT, "data": {"train_ds": {"add_bos": False, "add_eos": True}}}, (False, True, "bos")),
     ({"target": SFT, "data": {"train_ds": {"replace_bos_with_pad": True}}}, (True, True, "pad")),
     ({"target": T0, "data": {"train_ds": {}}}, (False, False, "bos")),
+    ({"target": "MegatronT5GLUEModel", "data": {"train_ds": {"task_name": "mnli"}}}, (False, False, "bos")),
     ({"target": T0, "data": {"train_ds": {"add_eos_to_input": True}}, **GOOGLES}, (False, True, "bos")),
 ])  # fmt: skip
 def test_what_begins_and_ends_texts(config, want):

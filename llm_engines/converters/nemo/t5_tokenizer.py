@@ -41,7 +41,7 @@ def text_ends(config: Mapping[str, Any]) -> tuple[bool, bool, str]:
     data = config.get("data")
     train = data.get("train_ds") if isinstance(data, Mapping) else None
     if isinstance(train, Mapping):
-        usual = "T0" not in str(config.get("target"))
+        usual = any(kind in str(config.get("target")) for kind in ("SFT", "Finetune"))
         begins, ends = (train.get(f"add_{name}_to_input", train.get(f"add_{name}", usual)) for name in ("bos", "eos"))
         return bool(begins), bool(ends), "pad" if train.get("replace_bos_with_pad") else "bos"
     is_converted = _is_converted(config)
