@@ -72,12 +72,13 @@ class GPTNext:
         if self.config["normalization"] != "rmsnorm":
             self.state[f"{name}.bias"] = bias
 
-    def logits(self, ids):
+    def logits(self, ids, rows=None):
+        """`rows`: tuned ones before the tokens, which get positions as they do"""
         c, root = self.config, "model.language_model"
         embedding = self.state[f"{root}.embedding.word_embeddings.weight"]
-        x = embedding[ids]
+        x = embedding[ids] if rows is None else torch.cat([rows, embedding[ids]])
         if c["position_embedding_type"] != "rope":
-            x = x + self.state[f"{root}.embedding.position_embeddings.weight"][: len(ids)]
+            x = x + self.state[f"{root}.embedding.position_embeddings.weight"][: len(x)]
         for i in range(c["num_layers"]):
             layer = f"{root}.encoder.layers.{i}"
             x = x + self.attend(layer, self.normed(f"{layer}.input_layernorm", x))
@@ -126,11 +127,11 @@ class GPTNext:
         gate = F.silu(gate) if "swiglu" in kind else F.gelu(gate, approximate="tanh" if fused else "none")
         return self.linear(f"{layer}.mlp.dense_4h_to_h", gate * up if "glu" in kind else gate)
 
-    def continued(self, prompt, new, ids=None):
+    def continued(self, prompt, new, ids=None, rows=None):
         """Greedy tokens, none of them beyond the first `ids`: the others pad the embedding."""
         found, end = list(prompt), self.config["eos_token_id"]
         while len(found) < len(prompt) + new and (len(found) == len(prompt) or found[-1] != end):
-            found.append(int(self.logits(torch.tensor(found))[-1, :ids].argmax()))
+            found.append(int(self.logits(torch.tensor(found), rows)[-1, :ids].argmax()))
         return found[len(prompt) :]
 
     def write(self, folder):

@@ -10,7 +10,9 @@ import torch
 
 import vlm
 from tests import ft_kit
+from tests.nemo_kit import GPTNext, gpt2_files
 from tests.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
+from tests.parity.test_nemo import GPT2_LIKE
 from tests.parity.test_nemo_t5 import PIECES, TEXTS
 from tests.prompted_kit import call
 from vlm.build.from_model import build_model, convert_model
@@ -83,6 +85,22 @@ def test_the_command_line_names_tasks(tuned):
         result.exit_code == 2 and "--tasks names mnli; " in result.stderr and "squad, boolq (0 to 1)" in result.stderr
     )
     assert "holds 2 tasks; say which one with --tasks squad" in call(*asked).stderr
+
+
+@pytest.mark.parametrize(
+    "options", [GPT2_LIKE, GPT2_LIKE | {"position_embedding_type": "rope"}], ids=["learned", "rope"]
+)
+def test_gpts(options, tmp_path):
+    """Nothing goes after their texts."""
+    model = GPTNext(seed=3, **options)
+    build_model(model.unpacked(tmp_path / "content", gpt2_files(tmp_path)), tmp_path / "engine")
+    rows = {"squad": torch.randn(4, 32, generator=torch.Generator().manual_seed(1))}
+    prompts = tuned_prompts(tmp_path / "prompts", rows, target="nemo.MegatronGPTPromptLearningModel")
+    pipe = vlm.load(tmp_path / "engine", device="cpu", prompt_table=convert_model(prompts, tmp_path / "tables"))
+    inputs = [{"raw_prompt": text, "task": task} for text in TEXTS for task in ("squad", -1)]
+    for one, out in zip(inputs, pipe.generate(inputs, max_new_tokens=NEW), strict=True):
+        own = rows.get(one["task"])
+        assert out.token_ids == model.continued(pipe.tokenizer.encode(one["raw_prompt"]), NEW, ids=42, rows=own)
 
 
 def test_triton_clients_send_names_and_numbers(tuned, tmp_path):
