@@ -119,6 +119,12 @@ def test_what_is_missing_damaged_or_does_not_fit(says, folder, tmp_path):
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("name", ["é" * 400, "a\0b", "/" * 500, "..", ".", 10**200])
+def test_names_that_no_file_has(name, folder, tmp_path):
+    _set(folder, tokenizer=PIECES | {"vocab_file": name})
+    assert "which its model_config.yaml names as its tokenizer" in refused(folder, tmp_path)
+
+
 def test_absurd_numbers_of_tokens(folder, tmp_path):
     _set(folder, tokenizer=PIECES | {"vocab_file": next(folder.glob("*vocab.txt")).name, "num_sentinel_tokens": 10**9})
     assert "num_sentinel_tokens is 1000000000, the limit is 131,072" in refused(folder, tmp_path, ConfigError)

@@ -68,10 +68,11 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _file(folder: Path, name: Any) -> Path:
     """Returns what `nemo:0123_tokenizer.model`, or a path of the machine that trained it, names: the file in the
     archive."""
-    path = folder / Path(str(name).removeprefix("nemo:")).name
-    if not path.is_file():
-        raise CheckpointError(f"{folder} lacks {path.name}, which its model_config.yaml names as its tokenizer.")
-    return path
+    wanted = Path(str(name).removeprefix("nemo:")).name
+    found = next((path for path in folder.iterdir() if path.name == wanted and path.is_file()), None)
+    if found is None:
+        raise CheckpointError(f"{folder} lacks {wanted[:255]}, which its model_config.yaml names as its tokenizer.")
+    return found
 
 
 def _sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
