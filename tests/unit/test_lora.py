@@ -13,7 +13,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.int8 import Int8
 from vlm.parallel.mapping import Mapping
-from vlm.registry.lora_layers import put_lora
+from vlm.registry.adapter_layers import put_lora
 from vlm.requests.adapters import NO_ADAPTER
 
 PARTS = {"q": 6, "k": 4, "v": 4}

@@ -18,7 +18,7 @@ from vlm.convert.adapters.placing import read_lora
 from vlm.errors import InputError, LimitError, counted
 from vlm.layers.adapters.lora import Layers, rank_of
 from vlm.registry import catalogs
-from vlm.registry.lora_layers import put_lora
+from vlm.registry.adapter_layers import put_lora
 from vlm.requests.adapters import adapter_id
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
 from vlm.ops.paged_kv import KVCache
-from vlm.registry.lora_layers import put_lora
+from vlm.registry.adapter_layers import put_lora
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]

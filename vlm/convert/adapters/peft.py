@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlm.artifacts.hf_folder import read_pickle
 from vlm.artifacts.weights import TensorFiles
-from vlm.convert.adapters.peft_config import PeftConfig
+from vlm.convert.adapters.peft_lora import PeftConfig
 from vlm.errors import CheckpointError, listed
 from vlm.layers.adapters.lora import LoraWeights
 
