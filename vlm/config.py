@@ -280,7 +280,9 @@ class RuntimeConfig(Config):
         " the rows of a full one, texts and prompts are computed one at a time.",
         flags=("--batch-invariant/--no-batch-invariant",),
     )  # fmt: skip
-    lora: tuple[str, ...] = option((), "An adapter (LoRA, a folder of PEFT's) that requests may name: NAME=FOLDER.")
+    lora: tuple[str, ...] = option(
+        (), "An adapter (LoRA or IA3, a folder of PEFT's) that requests may name: NAME=FOLDER."
+    )
     max_loras: int | None = option(
         None, "Adapters that there is room for.", default="those of --lora", allowed=at_least(1)
     )

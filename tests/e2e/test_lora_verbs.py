@@ -8,7 +8,7 @@ import pytest
 
 import vlm
 from tests import prompted_kit, tiny
-from tests.lora_kit import random_adapter
+from tests.lora_kit import random_adapter, random_ia3
 from tests.prompted_kit import call, saved
 from vlm_app.cli.errors import PARTLY_FAILED, USER_ERROR
 
@@ -25,9 +25,10 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
-    """Two adapters of a LLaMA, by name."""
+    """Two adapters of a LLaMA, a LoRA and an IA3, by name."""
     layers = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qo"]
-    return {name: random_adapter(tmp_path_factory.mktemp(name), *layers, seed=seed) for seed, name in enumerate("ab")}
+    root = tmp_path_factory.mktemp("adapters")
+    return {"a": random_adapter(root / "a", *layers, seed=0), "b": random_ia3(root / "b", *layers, seed=1)}
 
 
 @pytest.fixture(scope="module")

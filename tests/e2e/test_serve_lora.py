@@ -9,7 +9,7 @@ import torch
 
 import vlm
 from tests import prompted_kit, tiny
-from tests.lora_kit import random_adapter
+from tests.lora_kit import random_adapter, random_ia3
 from tests.prompted_kit import call, saved
 from tests.server_kit import serving
 from vlm_app.cli.errors import USER_ERROR
@@ -19,11 +19,12 @@ PROMPT = "w1 w2 w3"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A LLaMA and two adapters of it, by name."""
+    """A LLaMA and two adapters of it, a LoRA and an IA3, by name."""
     root = tmp_path_factory.mktemp("served")
     saved("llama", root / "llama")
     layers = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qo"]
-    return root / "llama", {name: random_adapter(root / name, *layers, seed=seed) for seed, name in enumerate("ab")}
+    adapters = random_adapter(root / "a", *layers, seed=0), random_ia3(root / "b", *layers, seed=1)
+    return root / "llama", dict(zip("ab", adapters, strict=True))
 
 
 def test_an_adapter_is_asked_by_its_name(folders, tmp_path):

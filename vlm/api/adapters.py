@@ -14,11 +14,11 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.base import Layout
 from vlm.backends.installed import backend_of
 from vlm.config import RuntimeConfig
-from vlm.convert.adapters.placing import read_lora
+from vlm.convert.adapters.placing import read_layers
 from vlm.errors import InputError, LimitError, counted
-from vlm.layers.adapters.lora import Layers, rank_of
+from vlm.layers.adapters.base import Layers, rank_of
 from vlm.registry import catalogs
-from vlm.registry.adapter_layers import put_lora
+from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.adapters import adapter_id
 
 if TYPE_CHECKING:
@@ -64,19 +64,19 @@ class LoadedAdapters(Mapping[str, int]):
         self._engine.unload_adapter(number)
 
     def read(self, folder: str | Path) -> Adapter:
-        """Returns what the adapter of a folder adds to the model; any thread may call it. Raises as read_adapter."""
+        """Returns what the adapter of a folder changes of the model; any thread may call it. Raises as read_adapter."""
         return read_adapter(self._model, Path(folder))
 
 
 def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
-    """Returns what the adapter of a folder adds to an engine's networks. Raises InputError for an engine that takes
-    none; ConfigError and CheckpointError as read_lora."""
+    """Returns what the adapter of a folder changes of an engine's networks. Raises InputError for an engine that takes
+    none; ConfigError and CheckpointError as read_layers."""
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
             f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
             " vlm convert --merge-lora and build that."
         )
-    return read_lora(folder, catalogs.family(engine.family), catalogs.configs_of(engine))
+    return read_layers(folder, catalogs.family(engine.family), catalogs.configs_of(engine))
 
 
 def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
@@ -86,7 +86,7 @@ def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
         return replace(runtime, max_lora_rank=None)
     ranks = {name: rank_of(adapter) for name, adapter in zip(runtime.lora_folders, adapters, strict=True)}
     count = runtime.max_loras or len(ranks)
-    rank = runtime.max_lora_rank or max(ranks.values(), default=DEFAULT_RANK)
+    rank = runtime.max_lora_rank or max(ranks.values(), default=0) or DEFAULT_RANK
     if len(ranks) > count:
         raise LimitError(
             f"there is room for {counted(count, 'adapter')}, {len(ranks)} are named", f"give --max-loras {len(ranks)}"
@@ -102,7 +102,7 @@ def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
 def put_adapters(
     networks: Mapping[str, Any], adapters: list[Adapter], *, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Gives each network what adapters add to it."""
+    """Gives each network what adapters change of it."""
     for number, adapter in enumerate(adapters):
         for role in adapter.keys() & networks.keys():
-            put_lora(networks[role], number, adapter[role], device=device, dtype=dtype)
+            put_adapter(networks[role], number, adapter[role], device=device, dtype=dtype)

@@ -14,7 +14,7 @@ from vlm.requests.token_update import TokenUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vlm.layers.adapters.lora import Layers
+    from vlm.layers.adapters.base import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 

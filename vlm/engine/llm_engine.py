@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.executor.collective_time import CollectiveTime
-    from vlm.layers.adapters.lora import Layers
+    from vlm.layers.adapters.base import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 
@@ -147,7 +147,7 @@ class LLMEngine:
         return self.executor.collective_time(rows)
 
     def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
-        """Loads what an adapter adds to the networks, by their roles, under a number that none has had. Raises
+        """Loads what an adapter changes of the networks, by their roles, under a number that none has had. Raises
         LimitError where there is no room for it."""
         used = {sequence.request.adapter_id for sequence in self._sequences.values()}
         for number in self._unloaded - used:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from vlm.errors import InputError, LimitError, counted
-from vlm.layers.adapters.lora import Lora
+from vlm.layers.adapters.base import AdapterRoom
 from vlm.requests.adapters import NO_ADAPTER
 
 
 class AdapterSlots:
     """The slots of adapters in the banks, by their numbers. A number is given once, a slot again and again."""
 
-    def __init__(self, room: Lora | None = None, count: int = 0):
+    def __init__(self, room: AdapterRoom | None = None, count: int = 0):
         """`room`: of the banks; None: there are none. Adapters of the first `count` numbers are there."""
         self._room = room
         self._slots = {number: number for number in (NO_ADAPTER, *range(count))}

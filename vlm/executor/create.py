@@ -27,7 +27,7 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
-from vlm.layers.adapters.lora import Lora
+from vlm.layers.adapters.base import AdapterRoom
 from vlm.parallel.collectives import Hosts, Ranks
 from vlm.parallel.mapping import Mapping as RankMapping
 
@@ -67,7 +67,7 @@ def create_encoders(
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
         return Encoders(SlotEncoders(**options), runtime, ranks)
-    adapters = AdapterSlots(Lora.from_runtime(runtime), len(runtime.lora))
+    adapters = AdapterSlots(AdapterRoom.from_runtime(runtime), len(runtime.lora))
     return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device), adapters=adapters), runtime, ranks)
 
 

@@ -23,7 +23,7 @@ from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
-from vlm.layers.adapters.lora import Layers, rank_of
+from vlm.layers.adapters.base import Layers, rank_of
 from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 from vlm.requests.token_update import Hypothesis
@@ -121,8 +121,8 @@ class Executor:
         self._prompt_embeds.pop(sequence.id, None)
 
     def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
-        """Puts what an adapter adds to the networks, by their roles, on the device. Raises LimitError where there is no
-        room for it."""
+        """Puts what an adapter changes of the networks, by their roles, on the device. Raises LimitError where there is
+        no room for it."""
         slot = self.adapters.take(adapter_id, rank_of(adapter))
         try:
             self.runner.put_adapter(slot, adapter)

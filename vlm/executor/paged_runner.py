@@ -23,12 +23,12 @@ from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
-from vlm.layers.adapters.lora import Layers
+from vlm.layers.adapters.base import Layers
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
 from vlm.ops.paged_kv import KVCache
-from vlm.registry.adapter_layers import put_lora
+from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
@@ -69,7 +69,7 @@ class PagedRunner:
     def put_adapter(self, slot: int, adapter: Mapping[str, Layers]) -> None:
         networks, dtype = {"encoder": self.encoder, "decoder": self.decoder}, self.state.last_prompt_embed.dtype
         grown = [
-            put_lora(networks[role], slot, layers, device=self.device, dtype=dtype)  # type: ignore[arg-type]
+            put_adapter(networks[role], slot, layers, device=self.device, dtype=dtype)  # type: ignore[arg-type]
             for role, layers in adapter.items()
         ]
         if any(grown) and self.graphs is not None:

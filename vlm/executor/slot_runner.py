@@ -25,7 +25,7 @@ from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_inputs import encode_padded, integers, padded_tokens
 from vlm.executor.slot_packing import alike, neighbours
-from vlm.layers.adapters.lora import Layers
+from vlm.layers.adapters.base import Layers
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 MOST_PASSES = 256  # runs of slots whose decode steps are kept ready

@@ -1,4 +1,4 @@
-"""PEFT's adapter_config.json of a LoRA: what of it decides the maths, and what of it is not done here."""
+"""PEFT's LoRA: what of its configuration decides the maths, and what of it is not done here."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from vlm.artifacts.files import read_json
-from vlm.errors import ConfigError, listed
+from torch import Tensor
+
+from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
+from vlm.layers.adapters.lora import LoraWeights
 
 T = TypeVar("T")
 
-FILE = "adapter_config.json"
-WHAT = "folder of a PEFT adapter"
 # what changes the maths in ways that are not done -> the values that ask for nothing
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (False,),
@@ -38,39 +38,36 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class PeftConfig:
-    """How strongly an adapter's modules count, and what it was made for."""
+class PeftLora:
+    """How strongly an adapter's modules count."""
 
+    name: ClassVar[str] = "LoRA"
+    tensors: ClassVar[re.Pattern[str]] = re.compile(r"(.+)\.(lora_[AB])(?:\.default)?\.weight")
     rank: int
     alpha: float
     rank_pattern: Mapping[re.Pattern[str], int]
     alpha_pattern: Mapping[re.Pattern[str], float]
     use_rslora: bool
-    base: str  # the model's name, as the folder has it; may be empty
 
     @classmethod
-    def read(cls, folder: Path) -> PeftConfig:
-        """Raises ConfigError for what is no LoRA, or one of a kind that is not done; it names each reason."""
-        values = read_json(folder / FILE, ConfigError, WHAT)
-        if (kind := values.get("peft_type")) != "LORA":
-            raise ConfigError(f"{folder} is a PEFT adapter of type {kind}; LORA is what can be loaded.")
-        settings = [f"{key} {values[key]}" for key, neutral in NEUTRAL.items() if _matters(values.get(key), neutral)]
-        if settings:
-            raise ConfigError(
-                f"the adapter {folder} has {listed(settings)}, which is not done here; merge it into its model with"
-                " PEFT (merge_and_unload(), save_pretrained()) and load that."
-            )
-        try:
+    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftLora:
+        refuse_settings(folder, values, NEUTRAL)
+        with invalid_settings(folder, cls.name):
             return cls(
                 _rank(values.get("r", 8)),
                 float(values.get("lora_alpha", 8)),
                 _patterns(values.get("rank_pattern") or {}, _rank),
                 _patterns(values.get("alpha_pattern") or {}, float),
                 bool(values.get("use_rslora")),
-                str(values.get("base_model_name_or_path") or ""),
             )
-        except (TypeError, ValueError, AttributeError, re.error) as error:
-            raise ConfigError(f"{folder / FILE} holds a value that no LoRA has ({error}); fetch it again.") from None
+
+    def weights(self, module: str, parts: Mapping[str, Tensor]) -> LoraWeights:
+        if missing := {"lora_A", "lora_B"} - parts.keys():
+            raise ValueError(f"lacks its {missing.pop()}")
+        a, b, rank = parts["lora_A"], parts["lora_B"], self.rank_of(module)
+        if not (a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == rank):
+            raise ValueError(f"has shapes {list(a.shape)} and {list(b.shape)}, its configuration says rank {rank}")
+        return LoraWeights(a.float(), b.float() * self.scale_of(module))
 
     def rank_of(self, module: str) -> int:
         return _by_pattern(self.rank_pattern, module, self.rank)
@@ -79,10 +76,6 @@ class PeftConfig:
         """Returns what a module's product is multiplied by."""
         rank = self.rank_of(module)
         return _by_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
-
-
-def _matters(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return value is not None and not any(value == each and type(value) is type(each) for each in neutral)
 
 
 def _rank(value: Any) -> int:

@@ -1,0 +1,55 @@
+"""PEFT's adapter_config.json: what its kinds of adapters have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from vlm.errors import ConfigError, listed
+from vlm.layers.adapters.base import AdapterWeights
+
+FILE = "adapter_config.json"
+
+
+class PeftKind(Protocol):
+    """The configuration of an adapter of one kind, by which its tensors are read."""
+
+    name: ClassVar[str]
+    tensors: ClassVar[re.Pattern[str]]  # their names: the module's, and which of its tensors it is
+
+    @classmethod
+    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftKind:
+        """Raises ConfigError for what is not done; it names each reason."""
+        ...
+
+    def weights(self, module: str, parts: Mapping[str, Tensor]) -> AdapterWeights:
+        """Returns what a module's tensors change, in float32. Raises ValueError where they do not fit each other or
+        the configuration."""
+        ...
+
+
+def refuse_settings(folder: Path, values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises ConfigError for settings that change the maths; `neutral`: their values that ask for nothing."""
+    if settings := [f"{key} {values[key]}" for key, nothing in neutral.items() if _matters(values.get(key), nothing)]:
+        raise ConfigError(
+            f"the adapter {folder} has {listed(settings)}, which is not done here; merge it into its model with"
+            " PEFT (merge_and_unload(), save_pretrained()) and load that."
+        )
+
+
+def _matters(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return value is not None and not any(value == each and type(value) is type(each) for each in neutral)
+
+
+@contextlib.contextmanager
+def invalid_settings(folder: Path, kind: str) -> Iterator[None]:
+    """Turns what values of another type or meaning raise into a ConfigError."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, re.error) as error:
+        raise ConfigError(f"{folder / FILE} holds a value that no {kind} has ({error}); fetch it again.") from None
