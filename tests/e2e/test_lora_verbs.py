@@ -84,6 +84,22 @@ def test_each_input_has_its_own(llama, adapters, texts, tmp_path):
     assert result.stdout.splitlines() == [texts["b"][0], "", texts["a"][2]]
 
 
+def test_folders_alone_are_named_and_numbered(llama, adapters, texts, tmp_path):
+    generate = ("generate", *PROMPTS, "--raw-prompt", "--model", llama, *SHORT)
+    both = ("--lora-dir", adapters["a"], adapters["b"])
+    want = [texts["a"][0], texts["b"][1], texts[None][2]]
+    for uids in (("0", "1", "-1"), ("0,1", "-1"), ("0", "--lora-task-uids", "1,-1")):
+        result = call(*generate, *both, "--lora-task-uids", *uids)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.splitlines() == want
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPTS[1], "lora": "b"}))
+    result = call("generate", "--raw-prompt", "--model", llama, "--file", file, *SHORT, *both)
+    assert result.stdout.splitlines() == [texts["b"][1]]
+    result = call("generate", *SHORT, "--lora-dir", adapters["b"], "--model", llama, "--raw-prompt", "--", *PROMPTS)
+    assert result.stdout.splitlines() == texts["b"]
+
+
 def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
     monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
     saved("t5", tmp_path / "t5")
@@ -106,6 +122,9 @@ def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
         (("--lora-task-uids", "0,x"), "--lora-task-uids is '0,x'; give numbers such as 0 or 0,1,0"),
         (("--lora-task-uids", "0"), "there is no adapter 0: none is loaded; load one with --lora NAME=FOLDER"),
         (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 requests"),
+        (("--lora-task-uids", ""), "--lora-task-uids is ''; give numbers such as 0 or 0,1,0"),
+        (("--lora", "a=b", "--lora-dir", "c"), "adapters are given by --lora and by --lora-dir; give all of them by"),
+        (("--lora-dir", "x/a", "y/a/"), "lora names a twice, give each adapter a name of its own"),
         (("--lora", "a=b", "--check-accuracy"), "--check-accuracy compares with the base model; leave --lora out"),
     ],
 )

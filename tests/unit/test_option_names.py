@@ -40,6 +40,7 @@ OF_SOME = {
     "--devices": LOADING_VERBS - {"eval pages", "demo", "export-triton"},
     "--calibrate": {"quantize"},
     "--lora": WITH_ADAPTERS,
+    "--lora-dir": WITH_ADAPTERS,
     "--max-loras": WITH_ADAPTERS,
     "--max-lora-rank": WITH_ADAPTERS,
     "--merge-lora": {"convert"},
