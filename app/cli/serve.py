@@ -139,7 +139,9 @@ def _check_adapters(names: dict[str, str], repositories: list[str], options: Loa
     """Raises InputError for adapters of nobody knows which model, or that are called as it is."""
     adapters = options.runtime_config().lora_folders
     if adapters and (len(names) != 1 or repositories):
-        raise InputError("--lora is for a server of one MODEL; start one for each.")
+        raise InputError(
+            "--lora is for a server of one MODEL; start one for each, or name a repository's in its config.pbtxt."
+        )
     if both := sorted(adapters.keys() & names.keys()):
         raise InputError(f"{both[0]} is both a MODEL and an adapter; give one of them another NAME.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,14 @@ class LoadOptions:
     def runtime_config(self, **defaults: Any) -> RuntimeConfig:
         """Returns how an engine is run; `defaults` hold for what was not given."""
         return RuntimeConfig(**{**defaults, **self.runtime})
+
+    def with_adapters_at(self, locate: Callable[[str], str | Path]) -> LoadOptions:
+        """Returns the options with the folder of each adapter where `locate` says that it is."""
+        folders = self.runtime_config().lora_folders
+        if not folders:
+            return self
+        lora = tuple(f"{name}={locate(str(folder))}" for name, folder in folders.items())
+        return replace(self, runtime={**self.runtime, "lora": lora})
 
     def overridden_by(self, other: LoadOptions) -> LoadOptions:
         """Returns these options with all that the others say."""

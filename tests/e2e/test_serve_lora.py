@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import httpx
 import openai
 import pytest
@@ -13,6 +15,9 @@ from tests.lora_kit import random_adapter, random_ia3
 from tests.prompted_kit import call, saved
 from tests.server_kit import serving
 from vlm_app.cli.errors import USER_ERROR
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
 
 PROMPT = "w1 w2 w3"
 
@@ -95,6 +100,26 @@ def test_rows_of_tensors_name_their_adapters_by_number(folders, tmp_path):
         assert "ia3_tasks, task_id say the same" in answered(served.url, prompts, tasks, twice)["error"]
         wrong = tensor("task_id", "INT32", [[2]] * 3)
         assert "there is no adapter 2: a, b is what is loaded" in answered(served.url, prompts, wrong)["error"]
+
+
+def test_a_repository_names_its_models_adapters(folders, tmp_path, monkeypatch):
+    pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+    folder, adapters = folders
+    shutil.copytree(folder, tmp_path / "models" / "base" / "1")
+    for name, adapter in adapters.items():
+        shutil.copytree(adapter, tmp_path / "models" / "base" / "adapters" / name)
+    words = 'parameters { key: "lora" value: { string_value: "a=adapters/a, b=adapters/b" } }'
+    (tmp_path / "models" / "base" / "config.pbtxt").write_text(words)
+    repositories = Repositories([str(tmp_path / "models")], Loader(LoadOptions(runtime={"device": "cpu"})))
+    repositories.scan()
+    pipe = repositories.load("base")
+    want = [pipe.generate(raw_prompt=PROMPT, max_new_tokens=6, lora=name).text for name in (None, "a", "b")]
+    with serving({"base": pipe}, repositories) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        create = lambda model: client.completions.create(model=model, prompt=PROMPT, max_tokens=6)  # noqa: E731
+        assert [create(model).choices[0].text for model in ("base", "a", "b")] == want
+    assert len(set(want)) == 3
 
 
 def test_an_encoders_rows_have_their_adapters(tmp_path, monkeypatch):
