@@ -114,6 +114,23 @@ def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
     assert call("summarize", "w1 w2", "--prefix", "", *model).stdout.splitlines() == [own]
 
 
+def test_encodings_have_adapters(tmp_path, monkeypatch):
+    monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
+    saved("t5", tmp_path / "t5")
+    adapter = random_ia3(tmp_path / "adapter", "encoder.block.1.layer.0.SelfAttention.v", seed=3)
+    pipe = vlm.load(tmp_path / "t5", device="cpu", lora={"own": adapter})
+    base, own = (pipe.encode("w1 w2", lora=n).last_hidden_state.mean(0).tolist() for n in (-1, "own"))
+    assert base != pytest.approx(own)
+    encode = ("encode", "w1 w2", "w1 w2", "--model", tmp_path / "t5", "--device", "cpu", "--lora-dir", adapter)
+    for uids, want in (((), (own, own)), (("--lora-task-uids", 0, -1), (own, base))):
+        result = call(*encode, *uids)
+        assert result.exit_code == 0, result.stderr
+        for line, mean in zip(result.stdout.splitlines(), want, strict=True):
+            assert json.loads(line)["mean"] == pytest.approx(mean, abs=1e-5)
+    result = call("encode", "--model", "mini-nougat", "--image", "page.png", "--lora", f"own={adapter}")
+    assert result.exit_code == USER_ERROR and "adapters leave encoders of images as they are" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -29,7 +29,7 @@ LOADING_VERBS = {
     "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",
     "export-triton",
 }  # fmt: skip
-WITH_ADAPTERS = {"run", "generate", "translate", "summarize", "eval", "serve"}
+WITH_ADAPTERS = {"run", "generate", "translate", "summarize", "eval", "encode", "serve"}
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {
     "--truncate": {"run", "generate", "translate", "summarize", "eval", "encode"},

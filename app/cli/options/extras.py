@@ -52,10 +52,14 @@ class Extras:
 
 
 def _from_options(values: dict[str, Any]) -> Extras:
-    tables = read_tables(values.get("prompt_table"), values.get("tasks"))
+    return Extras((read_tables(values.get("prompt_table"), values.get("tasks")), *_adapters(values).fields))
+
+
+def _adapters(values: dict[str, Any]) -> Extras:
     uids = values.get("lora_task_uids")
     numbers = (None,) if uids is None else numbers_of("--lora-task-uids", ",".join(uids))
-    return Extras((tables, PerInput("lora", numbers, "--lora-task-uids")))
+    return Extras((PerInput("lora", numbers, "--lora-task-uids"),))
 
 
 EXTRAS = Group.from_fields(None, _from_options, TableOptions, AdapterOptions)
+ADAPTERS = Group.from_fields(None, _adapters, AdapterOptions)
