@@ -23,9 +23,10 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("max_loras", [None, 2], ids=["all on the device", "in turns"])
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_have_the_cpus_tokens_of_their_adapters(name, graphs, tmp_path):
+def test_rows_have_the_cpus_tokens_of_their_adapters(name, graphs, max_loras, tmp_path):
     make, modules = MODELS[name]
     model = make()
     engine = engine_dir(model, tmp_path, max_batch_size=8)
@@ -35,7 +36,8 @@ def test_rows_have_the_cpus_tokens_of_their_adapters(name, graphs, tmp_path):
     texts = (tiny.texts if name == "t5" else tiny.prompts)(model, (17, 9, 33))
     inputs = [{"input_ids": text, "lora": adapter} for text in texts for adapter in (-1, "a", "b", "c")]
     on_cpu = Pipeline(engine, RuntimeConfig(device="cpu", lora=lora))
-    on_gpu = Pipeline(engine, RuntimeConfig(device="cuda", lora=lora, cuda_graphs=graphs, burst=4))
+    options = {"lora": lora, "max_loras": max_loras, "cuda_graphs": graphs, "burst": 4}
+    on_gpu = Pipeline(engine, RuntimeConfig(device="cuda", **options))
     for options in ({}, {"num_beams": 2}):
         for batch in (inputs, inputs[::4], inputs):  # of the base alone between mixed ones
             found, want = (

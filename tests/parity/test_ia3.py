@@ -145,6 +145,30 @@ def test_merged_weights_and_biases_are_those_of_both(family, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_more_adapters_than_the_device_has_room_for_take_turns(family, ranks, tmp_path):
+    adapted = adapted_text(family, tmp_path)
+
+    def run(pipe: Pipeline) -> list[list[int]]:
+        found = [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=12)]
+        if family == "t5":
+            pipe.encode(adapted.inputs)  # of as many adapters at once as there is room for
+            found += [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=12, num_beams=2)]
+        assert pipe.llm.scheduler.idle
+        return found
+
+    runtime = RuntimeConfig(device="cpu", lora=adapted.lora, max_loras=1 + (family == "llama"), block_size=4, burst=3)
+    if ranks == 1:
+        found = run(Pipeline(adapted.engine, runtime))
+    else:
+        found = with_followers(rebuilt(adapted.engine, max_batch_size=8, tp_size=2), runtime, run)
+    want = [adapted.tokens(*case, 12) for case in adapted.cases]
+    if family == "t5":
+        want += [adapted.tokens(*case, 12, num_beams=2) for case in adapted.cases]
+    assert found == want
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_kinds_follow_each_other_in_one_slot(ranks, tmp_path):
     """Nothing is left of what lay there."""
     adapted = adapted_text("t5", tmp_path)

@@ -104,9 +104,10 @@ def test_ranks_have_their_parts_of_adapters(family, tmp_path):
     assert found == [adapted.tokens(*case, 12) for case in adapted.cases]
 
 
-def test_encodings_are_of_their_adapters(tmp_path):
+@pytest.mark.parametrize("max_loras", [None, 1])
+def test_encodings_are_of_their_adapters(max_loras, tmp_path):
     adapted = adapted_text("t5", tmp_path)
-    found = adapted.pipeline().encode(adapted.inputs, hidden_states=True)
+    found = adapted.pipeline(max_loras=max_loras).encode(adapted.inputs, hidden_states=True)
     for (name, text), encoding in zip(adapted.cases, found, strict=True):
         with torch.no_grad():
             want = adapted.models[name].encoder(torch.tensor([text])).last_hidden_state[0]

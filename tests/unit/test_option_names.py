@@ -42,6 +42,7 @@ OF_SOME = {
     "--lora": WITH_ADAPTERS,
     "--lora-dir": WITH_ADAPTERS,
     "--max-loras": WITH_ADAPTERS,
+    "--max-cpu-loras": WITH_ADAPTERS,
     "--max-lora-rank": WITH_ADAPTERS,
     "--merge-lora": {"convert"},
     "--format": {"quantize"},

@@ -60,6 +60,7 @@ class EncoderEngine:
 
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None = None) -> list[Tensor]:
         """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
+        self.encoders.networks.adapters.hold({request.adapter_id for request in requests})
         return self.encoders.encode_texts(requests, recorder)
 
     def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:

@@ -6,7 +6,7 @@ looking at the result; the CPU runs the same step eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,12 +23,10 @@ from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
-from vlm.layers.adapters.base import Layers
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
 from vlm.ops.paged_kv import KVCache
-from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
@@ -65,15 +63,6 @@ class PagedRunner:
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
-
-    def put_adapter(self, slot: int, adapter: Mapping[str, Layers]) -> None:
-        networks, dtype = {"encoder": self.encoder, "decoder": self.decoder}, self.state.last_prompt_embed.dtype
-        grown = [
-            put_adapter(networks[role], slot, layers, device=self.device, dtype=dtype)  # type: ignore[arg-type]
-            for role, layers in adapter.items()
-        ]
-        if any(grown) and self.graphs is not None:
-            self.graphs.clear()
 
     def free_cached_memory(self) -> None:
         """Does nothing: the pool stays as it is, and torch's own cache is emptied with the encoders'."""

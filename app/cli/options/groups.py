@@ -182,4 +182,4 @@ LOADING_ADAPTERS = (  # of verbs that run one engine, whose inputs may have adap
         backend={"help": f"What runs it: {described_backends()}, or auto: what suits this machine."},
     )
 )
-LOADING = LOADING_ADAPTERS.without("devices", "lora", "lora_dir", "max_loras", "max_lora_rank")
+LOADING = LOADING_ADAPTERS.without("devices", "lora", "lora_dir", "max_loras", "max_cpu_loras", "max_lora_rank")
