@@ -23,6 +23,7 @@ from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
+from vlm.ops import scale_rows as scale_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.kernels import activation as activation_kernel
@@ -39,6 +40,7 @@ from vlm.ops.kernels import prefill_attention as prefill_kernel
 from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
+from vlm.ops.kernels import scale_rows as scale_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
@@ -268,6 +270,17 @@ def activation(device: torch.device) -> None:
         for ending in ENDINGS:
             want, found = activation_op.reference(x, ending), activation_kernel.activated(x, ending)
             torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+
+
+def scale_rows(device: torch.device) -> None:
+    ids = torch.tensor([1, -1, 0, 2, -1], dtype=torch.int32, device=device)
+    for width in (5, 1500):
+        scales = torch.cat((torch.randn(3, width), torch.ones(1, width))).to(device)
+        x = torch.randn(5, width + 3, device=device)[:, 1 : width + 1]  # a part of wider rows
+        want, found = scale_op.reference(x, ids, scales), scale_kernel.scale_rows(x, ids, scales)
+        assert found.equal(want) and found[1].equal(x[1])
+        half = scale_kernel.scale_rows(x.half(), ids, scales)
+        assert half.equal(scale_op.reference(x.half(), ids, scales))
 
 
 def linear(device: torch.device) -> None:
@@ -501,6 +514,7 @@ CASES = {
         activation,
         linear,
         quantized_linear,
+        scale_rows,
         w8a8,
         greedy,
         topk_logprobs,

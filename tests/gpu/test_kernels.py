@@ -23,6 +23,7 @@ NAMES = [
     "activation",
     "linear",
     "quantized_linear",
+    "scale_rows",
     "w8a8",
     "greedy",
     "topk_logprobs",

@@ -114,15 +114,17 @@ def test_visual_networks_have_none(tmp_path):
         read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
 
 
-def test_files_that_are_damaged_or_unsafe(tmp_path):
+@pytest.mark.parametrize("kind", ["LORA", "IA3"])
+def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
     with pytest.raises(VlmError, match="is no folder of a PEFT adapter: it holds no adapter_config"):
         read(tmp_path / "nowhere")
-    folder = folder_of(tmp_path / "a")
+    tensors = ones() if kind == "LORA" else scales(torch.ones(32, 1))
+    folder = folder_of(tmp_path / "a", tensors, peft_type=kind)
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(VlmError, match="is damaged or truncated"):
         read(folder)
-    torch.save(ones(), folder / "adapter_model.bin")
+    torch.save(tensors, folder / "adapter_model.bin")
     weights.unlink()
     assert read(folder)["decoder"]
     torch.save({"x": print}, folder / "adapter_model.bin")

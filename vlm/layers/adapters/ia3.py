@@ -42,7 +42,7 @@ class Ia3Weights:
         return None if scales.eq(1).all() else replace(self, scales=scales)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Ia3Weights:
-        return replace(self, scales=self.scales.to(device, dtype))
+        return replace(self, scales=self.scales.to(device))  # in float32, as PEFT keeps them beside any type
 
     def merged(self, weight: Tensor) -> Tensor:
         if not self.of_inputs:
@@ -58,41 +58,40 @@ class Ia3Weights:
 
 
 class Ia3Bank:
-    """Holds the scales of all adapters for one Linear, of each part that one of them changes."""
+    """Holds the scales of all adapters for one Linear: of its outputs, and of the inputs of each part that one of them
+    changes."""
 
     def __init__(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom):
         self.in_features, self.room = in_features, room
         bounds = itertools.pairwise(itertools.accumulate(part_sizes.values(), initial=0))
         self._columns = {part: slice(*place) for part, place in zip(part_sizes, bounds, strict=True)}
-        # by part: [n + 1, in or out], the last row of ones: NO_ADAPTER's
-        self._inputs: dict[str, Tensor] = {}
-        self._outputs: dict[str, Tensor] = {}
+        # the last row of each is of ones: NO_ADAPTER's
+        self._outputs: Tensor | None = None  # [n + 1, out]
+        self._inputs: dict[str, Tensor] = {}  # by part: [n + 1, in]
 
     @property
-    def parts(self) -> list[tuple[str, bool]]:
-        """Returns the parts whose outputs, or whose inputs, there are scales for."""
-        return [*((part, False) for part in self._outputs), *((part, True) for part in self._inputs)]
+    def parts(self) -> list[str]:
+        """Returns what there is room for: the outputs, and parts for their inputs."""
+        return ["outputs"] * (self._outputs is not None) + [f"{part} inputs" for part in self._inputs]
 
     def clear(self, slot: int) -> None:
         """Forgets what lies in a slot."""
-        for scales in (*self._inputs.values(), *self._outputs.values()):
+        for scales in (*self._inputs.values(), *([] if self._outputs is None else [self._outputs])):
             scales[slot] = 1.0
 
     def put(self, slot: int, part: str, weights: Ia3Weights) -> None:
-        """Takes an adapter's scales of a part, on the device and in the type that the layer computes in."""
-        by_part = self._inputs if weights.of_inputs else self._outputs
-        if part not in by_part:
-            columns = self._columns[part]
-            width = self.in_features if weights.of_inputs else columns.stop - columns.start
-            by_part[part] = weights.scales.new_ones(self.room.max_loras + 1, width)
-        by_part[part][slot, : len(weights.scales)] = weights.scales
+        """Takes an adapter's scales of a part, on the device."""
+        ones = lambda width: weights.scales.new_ones(self.room.max_loras + 1, width)  # noqa: E731
+        if weights.of_inputs:
+            self._inputs.setdefault(part, ones(self.in_features))[slot] = weights.scales
+            return
+        if self._outputs is None:
+            self._outputs = ones(max(columns.stop for columns in self._columns.values()))
+        self._outputs[slot, self._columns[part]][: len(weights.scales)] = weights.scales
 
     def __call__(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
         y = self._product(x, adapter_ids, product)
-        for part, scales in self._outputs.items():
-            columns = self._columns[part]
-            y[:, columns] = scale_rows(y[:, columns], adapter_ids, scales)
-        return y
+        return y if self._outputs is None else scale_rows(y, adapter_ids, self._outputs)
 
     def _product(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
         """Computes the product of scaled inputs. Parts have one each where they are scaled apart, which few adapters
