@@ -188,3 +188,24 @@ def test_adapters_come_and_go_while_others_run(family, ranks, tmp_path):
     else:
         found = with_followers(rebuilt(adapted.engine, max_batch_size=8, tp_size=2), runtime, run)
     assert found == [adapted.tokens(name, text, 12) for name in ("narrow", "narrow", "wide", BASE)]
+
+
+def test_an_encoders_adapters_come_and_go(tmp_path):
+    adapted = adapted_text("t5", tmp_path)
+    folders = dict(each.split("=", 1) for each in adapted.lora)
+    pipe = Pipeline(adapted.engine.without_decoder(), RuntimeConfig(device="cpu", max_loras=1, max_cpu_loras=2))
+    [text, _] = adapted.texts
+    pipe.load_lora("narrow", folders["narrow"])
+    pipe.load_lora("wide", folders["wide"])
+    with pytest.raises(LimitError, match="there is room for 2 adapters at once; unload one"):
+        pipe.load_lora("uneven", folders["uneven"])
+    found = {"narrow": pipe.encode({adapted.key: text, "lora": "narrow"})}
+    pipe.unload_lora("narrow")
+    pipe.load_lora("uneven", folders["uneven"])
+    with pytest.raises(InputError, match="there is no adapter 'narrow'"):
+        pipe.encode({adapted.key: text, "lora": "narrow"})
+    found |= {name: pipe.encode({adapted.key: text, "lora": name}) for name in ("uneven", "wide", BASE)}
+    for name, encoding in found.items():
+        with torch.no_grad():
+            want = adapted.models[name].encoder(torch.tensor([text])).last_hidden_state[0]
+        torch.testing.assert_close(encoding.last_hidden_state, want, atol=1e-4, rtol=1e-4)

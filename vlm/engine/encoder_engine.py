@@ -44,11 +44,13 @@ class EncoderEngine:
         """Returns nothing: it holds no sequences."""
 
     def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
-        """Raises InputError: its adapters are those that it was loaded with."""
-        raise InputError(f"{self._name} is loaded as an encoder alone; give its adapters when it is loaded.")
+        """Loads what an adapter changes of the encoder, under a number that none has had. Raises LimitError where there
+        is no room for it."""
+        self.encoders.networks.adapters.add(adapter_id, adapter)
 
     def unload_adapter(self, adapter_id: int) -> None:
-        """Does nothing: what it was loaded with stays, and no request names it any more."""
+        """Takes no more requests for an adapter."""
+        self.encoders.networks.adapters.remove(adapter_id)
 
     def step(self) -> list[TokenUpdate]:
         return []
