@@ -7,7 +7,7 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 
 from tests import tiny
-from tests.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer, preempted
+from tests.adapted import BASE, FEW, QUESTION, Adapted, AdaptedText, AdaptedVision, answer, preempted
 from tests.engines import rebuilt
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
@@ -116,6 +116,21 @@ def test_rows_about_images_have_their_adapters(family, tmp_path):
     pipe = adapted.pipeline(block_size=4)
     for _ in range(2):
         assert [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=10)] == want
+
+
+def test_pages_are_read_with_their_adapters(tmp_path):
+    """By the decoder of Nougat, whose encoder is Swin's."""
+    decoder = r"decoder\..*\.({})"
+    ends = [decoder.format(each) for each in ("k_proj|v_proj|fc2", "fc2", "q_proj|out_proj|fc1")]
+    kinds = {"ia3": ia3(target_modules=ends[0], feedforward_modules=ends[1]), "lora": lora(target_modules=ends[2])}
+    adapted = Adapted(tiny.nougat, kinds, tmp_path)
+    pixels, pipe = tiny.images(adapted.model, 2), adapted.pipeline(block_size=4)
+    cases = [(name, row) for row in range(2) for name in adapted.names]
+    inputs = [{"pixel_values": pixels[row], "lora": name} for name, row in cases]
+    found = [out.token_ids for out in pipe.generate(inputs, max_new_tokens=12)]
+    generating = lambda name: getattr(adapted.models[name], "get_base_model", lambda: adapted.model)()  # noqa: E731
+    want = {name: tiny.hf_tokens(generating(name), pixels, 12) for name in adapted.names}
+    assert found == [want[name][row] for name, row in cases] and len(set(map(tuple, found))) > 3
 
 
 @pytest.mark.parametrize("family", ["bart", "gpt2", "llama", "llava"])

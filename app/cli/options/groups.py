@@ -182,4 +182,6 @@ LOADING_ADAPTERS = (  # of verbs that run one engine, whose inputs may have adap
         backend={"help": f"What runs it: {described_backends()}, or auto: what suits this machine."},
     )
 )
-LOADING = LOADING_ADAPTERS.without("devices", "lora", "lora_dir", "max_loras", "max_cpu_loras", "max_lora_rank")
+# of jobs, whose inputs have all the same one; they say themselves on which devices
+LOADING_ADAPTER = LOADING_ADAPTERS.without("devices", "max_loras", "max_cpu_loras", "max_lora_rank")
+LOADING = LOADING_ADAPTER.without("lora", "lora_dir")
