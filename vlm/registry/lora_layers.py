@@ -16,7 +16,7 @@ def put_lora(network: nn.Module, slot: int, layers: Layers, *, device: torch.dev
     for path, linear in network.named_modules():
         if not isinstance(linear, Linear) or not isinstance(bank := linear.adapters, LoraBank):
             continue
-        parts = bank.parts
+        parts = [*bank.parts]
         bank.clear(slot)
         for whole in layers.get(path, ()):
             _put(bank, slot, linear, whole, device=device, dtype=dtype)
