@@ -13,6 +13,7 @@ from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.ops import activation as activation_op
 from vlm.ops import add_layer_norm as norm_op
+from vlm.ops import add_lora as lora_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import append_and_check_stop as append_op
 from vlm.ops import beam_search as beam_op
@@ -27,6 +28,7 @@ from vlm.ops import scale_rows as scale_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.kernels import activation as activation_kernel
+from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
@@ -44,6 +46,7 @@ from vlm.ops.kernels import scale_rows as scale_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
+from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 
 SLOTS = 6
@@ -340,6 +343,24 @@ def _unpacked(method, kept: dict[str, torch.Tensor], dtype: torch.dtype) -> torc
     return unpack_kernel.unpacked8(kept["weight"], kept["weight_scale"], dtype)
 
 
+def add_lora(device: torch.device) -> None:
+    """One row and ragged batches, ranks that are no power of two, parts between which one has no adapter; all inputs by
+    one program and by several; adapters that nobody has, nobody who has one."""
+    lora_kernel._processors = lambda index: 8
+    for rows, inputs, rank, count, parts in ((1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2)):
+        columns = (slice(0, 70), slice(90, 100))[:parts]
+        a = torch.randn(parts, count, rank, inputs, device=device)
+        b = torch.randn(count, rank, sum(place.stop - place.start for place in columns), device=device)
+        matrices = LoraMatrices(a, b, columns)
+        x, y = torch.randn(rows, inputs, device=device), torch.randn(rows, 104, device=device)
+        for ids in (_ints(count + 1, rows) - 1, torch.full((rows,), -1, dtype=torch.int32)):
+            want, found, ids = y.clone(), y.clone(), ids.to(device)
+            lora_op.reference(want, x, ids, matrices)
+            lora_kernel.add_lora(found, x, ids, matrices)
+            torch.testing.assert_close(found, want, atol=2e-5 * inputs, rtol=1e-5)
+            assert torch.equal(found[ids < 0], y[ids < 0])
+
+
 def w8a8(device: torch.device) -> None:
     """Rows rounded by their own scale and by a static one, and their products with weights of both kinds."""
     for (rows, outputs, inputs), dtype in itertools.product(
@@ -514,6 +535,7 @@ CASES = {
         activation,
         linear,
         quantized_linear,
+        add_lora,
         scale_rows,
         w8a8,
         greedy,

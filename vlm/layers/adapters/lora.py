@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vlm.layers.adapters.base import AdapterRoom, Move, Product
 from vlm.ops.add_lora import add_lora
+from vlm.ops.lora_matrices import LoraMatrices
 
 
 class LoraWeights(NamedTuple):
@@ -53,31 +54,35 @@ class LoraBank(nn.Module):
         self.in_features, self.room = in_features, room
         bounds = itertools.pairwise(itertools.accumulate(part_sizes.values(), initial=0))
         self._columns = {part: slice(*place) for part, place in zip(part_sizes, bounds, strict=True)}
-        self._weights: dict[str, tuple[Tensor, Tensor]] = {}  # by part: a [n, max_rank, in], b [n, max_rank, out]
-
-    @property
-    def parts(self) -> list[str]:
-        """Returns the parts that there is room for."""
-        return [*self._weights]
+        self.parts: list[str] = []  # those that there is room for, in their order
+        self._matrices: LoraMatrices | None = None
 
     def clear(self, slot: int) -> None:
         """Forgets what lies in a slot."""
-        for matrices in self._weights.values():
-            for each in matrices:
-                each[slot] = 0.0
+        if self._matrices is not None:
+            self._matrices.a[:, slot], self._matrices.b[slot] = 0.0, 0.0
 
     def put(self, slot: int, part: str, weights: LoraWeights) -> None:
         """Takes what an adapter adds to a part, on the device and in the type that the layer computes in."""
-        if part not in self._weights:
-            shape, columns = (self.room.max_loras, self.room.max_rank), self._columns[part]
-            zeros = weights.a.new_zeros
-            self._weights[part] = zeros(*shape, self.in_features), zeros(*shape, columns.stop - columns.start)
-        a, b = self._weights[part]
+        matrices = self._with_room_for(part, like=weights.a)
+        a, b, _ = list(matrices.parts())[self.parts.index(part)]
         a[slot, : weights.rank] = weights.a
         b[slot, : weights.rank, : len(weights.b)] = weights.b.T
 
+    def _with_room_for(self, part: str, like: Tensor) -> LoraMatrices:
+        if part in self.parts and self._matrices is not None:
+            return self._matrices
+        columns, zeros = self._columns[part], like.new_zeros
+        a = zeros(1, self.room.max_loras, self.room.max_rank, self.in_features)
+        b = zeros(self.room.max_loras, self.room.max_rank, columns.stop - columns.start)
+        if self._matrices is not None:
+            a, b = torch.cat((self._matrices.a, a)), torch.cat((self._matrices.b, b), 2)
+        self.parts.append(part)
+        self._matrices = LoraMatrices(a, b, tuple(self._columns[each] for each in self.parts))
+        return self._matrices
+
     def forward(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
         y = product(x)
-        for part, (a, b) in self._weights.items():
-            add_lora(y[:, self._columns[part]], x, adapter_ids, a=a, b=b)
+        if self._matrices is not None:
+            add_lora(y, x, adapter_ids, self._matrices)
         return y
