@@ -26,6 +26,7 @@ from vlm.executor.sampling_plan import SamplingPlan
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
+from vlm.ops.norms_ahead import norms_ahead
 from vlm.ops.paged_kv import KVCache
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
@@ -198,7 +199,8 @@ class PagedRunner:
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
         batch = self._batch(rows.all, positions, adapted=rows.adapted, prompt_embeds=last)
-        logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
+        with norms_ahead(self.device):
+            logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
