@@ -16,6 +16,7 @@ from vlm.quantize.config import QuantizeConfig
 from vlm.requests.sampling_options import MODELS
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.groups import BUILD
+from vlm_app.core.load_options import AdapterFolders
 from vlm_app.demo.config import DemoConfig
 from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
 from vlm_app.quantize.config import InputsConfig
@@ -39,6 +40,7 @@ numbers that it takes where these are others. *KServe*: the tensor or parameter 
 LOADING = "every verb that loads a model"
 PARTS = (
     ("## How an engine is run\n\nFields of `RuntimeConfig`", LOADING, RuntimeConfig),
+    ("Fields of `AdapterFolders`", "verbs that take `--lora`", AdapterFolders),
     ("## What an engine is built for\n\nFields of `BuildConfig`", f"`vlm build`, and partly {LOADING}", BuildConfig),
     ("## How weights are quantized\n\nFields of `QuantizeConfig`", "`vlm quantize`", QuantizeConfig),
     ("Fields of `InputsConfig`: what it is calibrated and compared on", "`vlm quantize`", InputsConfig),

@@ -13,6 +13,7 @@ from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.ops import activation as activation_op
 from vlm.ops import add_layer_norm as norm_op
+from vlm.ops import add_lora as lora_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import append_and_check_stop as append_op
 from vlm.ops import beam_search as beam_op
@@ -23,9 +24,11 @@ from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
+from vlm.ops import scale_rows as scale_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.kernels import activation as activation_kernel
+from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
@@ -39,9 +42,11 @@ from vlm.ops.kernels import prefill_attention as prefill_kernel
 from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
+from vlm.ops.kernels import scale_rows as scale_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
+from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 
 SLOTS = 6
@@ -274,6 +279,17 @@ def activation(device: torch.device) -> None:
             torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
+def scale_rows(device: torch.device) -> None:
+    ids = torch.tensor([1, -1, 0, 2, -1], dtype=torch.int32, device=device)
+    for width in (5, 1500):
+        scales = torch.cat((torch.randn(3, width), torch.ones(1, width))).to(device)
+        x = torch.randn(5, width + 3, device=device)[:, 1 : width + 1]  # a part of wider rows
+        want, found = scale_op.reference(x, ids, scales), scale_kernel.scale_rows(x, ids, scales)
+        assert found.equal(want) and found[1].equal(x[1])
+        half = scale_kernel.scale_rows(x.half(), ids, scales)
+        assert half.equal(scale_op.reference(x.half(), ids, scales))
+
+
 def linear(device: torch.device) -> None:
     for outputs, inputs in ((5, 7), (96, 64), (130, 2500), (1023, 1024)):
         x, weight, bias = (torch.randn(*n, device=device) for n in ((1, inputs), (outputs, inputs), (outputs,)))
@@ -329,6 +345,24 @@ def _unpacked(method, kept: dict[str, torch.Tensor], dtype: torch.dtype) -> torc
     if isinstance(method, Int4):
         return unpack_kernel.unpacked4(kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero"), dtype)
     return unpack_kernel.unpacked8(kept["weight"], kept["weight_scale"], dtype)
+
+
+def add_lora(device: torch.device) -> None:
+    """One row and ragged batches, ranks that are no power of two, parts between which one has no adapter; all inputs by
+    one program and by several; adapters that nobody has, nobody who has one."""
+    lora_kernel._processors = lambda index: 8
+    for rows, inputs, rank, count, parts in ((1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2)):
+        columns = (slice(0, 70), slice(90, 100))[:parts]
+        a = torch.randn(parts, count, rank, inputs, device=device)
+        b = torch.randn(count, rank, sum(place.stop - place.start for place in columns), device=device)
+        matrices = LoraMatrices(a, b, columns)
+        x, y = torch.randn(rows, inputs, device=device), torch.randn(rows, 104, device=device)
+        for ids in (_ints(count + 1, rows) - 1, torch.full((rows,), -1, dtype=torch.int32)):
+            want, found, ids = y.clone(), y.clone(), ids.to(device)
+            lora_op.reference(want, x, ids, matrices)
+            lora_kernel.add_lora(found, x, ids, matrices)
+            torch.testing.assert_close(found, want, atol=2e-5 * inputs, rtol=1e-5)
+            assert torch.equal(found[ids < 0], y[ids < 0])
 
 
 def w8a8(device: torch.device) -> None:
@@ -505,6 +539,8 @@ CASES = {
         activation,
         linear,
         quantized_linear,
+        add_lora,
+        scale_rows,
         w8a8,
         greedy,
         topk_logprobs,

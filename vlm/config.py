@@ -280,10 +280,17 @@ class RuntimeConfig(Config):
         " the rows of a full one, texts and prompts are computed one at a time.",
         flags=("--batch-invariant/--no-batch-invariant",),
     )  # fmt: skip
-    lora: tuple[str, ...] = option((), "An adapter (LoRA, a folder of PEFT's) that requests may name: NAME=FOLDER.")
-    max_loras: int | None = option(
-        None, "Adapters that there is room for.", default="those of --lora", allowed=at_least(1)
+    lora: tuple[str, ...] = option(
+        (), "An adapter (LoRA or IA3, a folder of PEFT's) that requests may name: NAME=FOLDER."
     )
+    max_loras: int | None = option(
+        None, "Adapters on the device at once; requests of others wait until one of these is not in use.",
+        default="those of --lora", allowed=at_least(1),
+    )  # fmt: skip
+    max_cpu_loras: int | None = option(
+        None, "Adapters that there is room for on the host, which take turns on the device.",
+        default="--max-loras, or those of --lora", allowed=at_least(1),
+    )  # fmt: skip
     max_lora_rank: int | None = option(
         None, "The highest rank of an adapter that there is room for.", default="that of --lora", allowed=at_least(1)
     )

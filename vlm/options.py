@@ -36,6 +36,7 @@ class Option:
     default: str | None = None  # in words
     read: Callable[[Any], Any] | None = None  # what the command line gets -> the value; None: by the field's type
     cli_type: type = str  # with `read`: what the command line gets
+    metavar: str | None = None  # what the command line's help calls a value; "...": several may follow one flag
     env: str | None = None  # a variable that stands for the flag
     allowed: Allowed | None = None
     check: Callable[[Any], None] | None = None  # raises InputError for what `allowed` cannot say

@@ -139,7 +139,10 @@ def _check_adapters(names: dict[str, str], repositories: list[str], options: Loa
     adapters = options.runtime_config().lora_folders
     given = ["--lora"] * bool(adapters) + ["--prompt-table"] * ("prompt_table" in options.runtime)
     if given and (len(names) != 1 or repositories):
-        raise InputError(f"{listed(given)} is for a server of one MODEL; start one for each.")
+        raise InputError(
+            f"{listed(given)} is for a server of one MODEL; start one for each, or name a repository's in its"
+            " config.pbtxt."
+        )
     if both := sorted(adapters.keys() & names.keys()):
         raise InputError(f"{both[0]} is both a MODEL and an adapter; give one of them another NAME.")
 

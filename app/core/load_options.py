@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError
-from vlm.options import options_of
+from vlm.options import option, options_of
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -24,6 +25,21 @@ Progress = Callable[[str, int, int], None]  # description, done, total
 # of an engine's build what its loading may ask for; the rest is built by vlm build alone
 BUILD = ("dtype", "backend", *LIMITS)
 RUNTIME = tuple(name for name, own in options_of(RuntimeConfig).items() if own.cli)
+
+
+@dataclass(frozen=True)
+class AdapterFolders:
+    """Adapters that are called as their folders are."""
+
+    lora_dir: tuple[str, ...] = option(
+        (), "Instead of --lora: folders of adapters, which requests call as the folders are called, or number from 0"
+        " on; repeat it, or: --lora-dir a b.", metavar="FOLDER...",
+    )  # fmt: skip
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Returns NAME=FOLDER of each."""
+        return tuple(f"{Path(os.path.abspath(folder)).name}={folder}" for folder in self.lora_dir)
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,10 @@ class LoadOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LoadOptions:
-        """Raises ConfigError for a value that no engine has."""
+        """Raises ConfigError for a value that no engine has, InputError for adapters that are named in two ways."""
+        if (adapters := AdapterFolders(values.get("lora_dir", ())).named) and "lora" in values:
+            raise InputError("adapters are given by --lora and by --lora-dir; give all of them by one of these.")
+        values = {**values, "lora": adapters} if adapters else values
         build, runtime = ({name: values[name] for name in names if name in values} for names in (BUILD, RUNTIME))
         fields = {name: value for name, value in build.items() if (name, value) != ("backend", "auto")}
         checked_backend(BuildConfig(**fields))
@@ -68,6 +87,14 @@ class LoadOptions:
     def runtime_config(self, **defaults: Any) -> RuntimeConfig:
         """Returns how an engine is run; `defaults` hold for what was not given."""
         return RuntimeConfig(**{**defaults, **self.runtime})
+
+    def with_adapters_at(self, locate: Callable[[str], str | Path]) -> LoadOptions:
+        """Returns the options with the folder of each adapter where `locate` says that it is."""
+        folders = self.runtime_config().lora_folders
+        if not folders:
+            return self
+        lora = tuple(f"{name}={locate(str(folder))}" for name, folder in folders.items())
+        return replace(self, runtime={**self.runtime, "lora": lora})
 
     def overridden_by(self, other: LoadOptions) -> LoadOptions:
         """Returns these options with all that the others say."""

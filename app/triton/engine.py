@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
@@ -30,7 +31,8 @@ class Engine:
         self._streams = utils().using_decoupled_model_transaction_policy(self._config)
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        pipeline = self._options(device).load(engine_of(args))
+        options = self._options(device).with_adapters_at(lambda folder: Path(args["model_repository"], folder))
+        pipeline = options.load(engine_of(args))
         self._loop, self._processor = Loop(), pipeline.processor
         self._model = AsyncPipeline(pipeline, MediaPool(MediaConfig()))
         self._loop.submit(_call(self._model.start)).result()

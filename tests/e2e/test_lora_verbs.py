@@ -8,7 +8,7 @@ import pytest
 
 import vlm
 from tests import prompted_kit, tiny
-from tests.lora_kit import random_adapter
+from tests.lora_kit import random_adapter, random_ia3
 from tests.prompted_kit import call, saved
 from vlm_app.cli.errors import PARTLY_FAILED, USER_ERROR
 
@@ -25,9 +25,10 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
-    """Two adapters of a LLaMA, by name."""
+    """Two adapters of a LLaMA, a LoRA and an IA3, by name."""
     layers = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qo"]
-    return {name: random_adapter(tmp_path_factory.mktemp(name), *layers, seed=seed) for seed, name in enumerate("ab")}
+    root = tmp_path_factory.mktemp("adapters")
+    return {"a": random_adapter(root / "a", *layers, seed=0), "b": random_ia3(root / "b", *layers, seed=1)}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,22 @@ def test_each_input_has_its_own(llama, adapters, texts, tmp_path):
     assert result.stdout.splitlines() == [texts["b"][0], "", texts["a"][2]]
 
 
+def test_folders_alone_are_named_and_numbered(llama, adapters, texts, tmp_path):
+    generate = ("generate", *PROMPTS, "--raw-prompt", "--model", llama, *SHORT)
+    both = ("--lora-dir", adapters["a"], adapters["b"])
+    want = [texts["a"][0], texts["b"][1], texts[None][2]]
+    for uids in (("0", "1", "-1"), ("0,1", "-1"), ("0", "--lora-task-uids", "1,-1")):
+        result = call(*generate, *both, "--lora-task-uids", *uids)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.splitlines() == want
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPTS[1], "lora": "b"}))
+    result = call("generate", "--raw-prompt", "--model", llama, "--file", file, *SHORT, *both)
+    assert result.stdout.splitlines() == [texts["b"][1]]
+    result = call("generate", *SHORT, "--lora-dir", adapters["b"], "--model", llama, "--raw-prompt", "--", *PROMPTS)
+    assert result.stdout.splitlines() == texts["b"]
+
+
 def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
     monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
     saved("t5", tmp_path / "t5")
@@ -97,6 +114,23 @@ def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
     assert call("summarize", "w1 w2", "--prefix", "", *model).stdout.splitlines() == [own]
 
 
+def test_encodings_have_adapters(tmp_path, monkeypatch):
+    monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
+    saved("t5", tmp_path / "t5")
+    adapter = random_ia3(tmp_path / "adapter", "encoder.block.1.layer.0.SelfAttention.v", seed=3)
+    pipe = vlm.load(tmp_path / "t5", device="cpu", lora={"own": adapter})
+    base, own = (pipe.encode("w1 w2", lora=n).last_hidden_state.mean(0).tolist() for n in (-1, "own"))
+    assert base != pytest.approx(own)
+    encode = ("encode", "w1 w2", "w1 w2", "--model", tmp_path / "t5", "--device", "cpu", "--lora-dir", adapter)
+    for uids, want in (((), (own, own)), (("--lora-task-uids", 0, -1), (own, base))):
+        result = call(*encode, *uids)
+        assert result.exit_code == 0, result.stderr
+        for line, mean in zip(result.stdout.splitlines(), want, strict=True):
+            assert json.loads(line)["mean"] == pytest.approx(mean, abs=1e-5)
+    result = call("encode", "--model", "mini-nougat", "--image", "page.png", "--lora", f"own={adapter}")
+    assert result.exit_code == USER_ERROR and "adapters leave encoders of images as they are" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -105,6 +139,9 @@ def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
         (("--lora-task-uids", "0,x"), "--lora-task-uids is '0,x'; give numbers such as 0 or 0,1,0"),
         (("--lora-task-uids", "0"), "there is no adapter 0: none is loaded; load one with --lora NAME=FOLDER"),
         (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 requests"),
+        (("--lora-task-uids", ""), "--lora-task-uids is ''; give numbers such as 0 or 0,1,0"),
+        (("--lora", "a=b", "--lora-dir", "c"), "adapters are given by --lora and by --lora-dir; give all of them by"),
+        (("--lora-dir", "x/a", "y/a/"), "lora names a twice, give each adapter a name of its own"),
         (("--lora", "a=b", "--check-accuracy"), "--check-accuracy compares with the base model; leave --lora out"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.cli_kit import ended
+from tests.lora_kit import random_ia3
 from tests.ocr_jobs import book, commits
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
@@ -119,6 +120,31 @@ def test_another_length_is_noticed(cli, tmp_path):
     code, _, err = cli(*options, 9)
     assert code == 2 and "was begun with max_new_tokens 8, now asked is max_new_tokens 9; ask for the same" in err
     assert cli(*options, 9, "--recompute")[0] == 0
+
+
+def test_pages_are_read_with_an_adapter(cli, tmp_path):
+    """As a model is that it has been merged into; a job goes on with the one that it was begun with."""
+    layers = [f"decoder.model.decoder.layers.{i}.self_attn.v_proj" for i in range(4)]
+    adapter = random_ia3(tmp_path / "own", *layers, seed=0, width=256)
+    other = random_ia3(tmp_path / "other", *layers, seed=1, width=256)
+    assert cli("convert", "mini-nougat", "-o", tmp_path / "merged", "--merge-lora", adapter)[0] == 0
+    page, options = EXAMPLES / "page.png", ["--device", "cpu", "--max-new-tokens", 20]
+    texts = []
+    for name, more in {
+        "plain": (), "adapted": ("--lora-dir", adapter), "merged": ("--model", tmp_path / "merged"),
+    }.items():  # fmt: skip
+        code, _, err = cli("ocr", page, "-o", tmp_path / name, *options, *more)
+        assert code == 0, err
+        texts.append((tmp_path / name / "page.md").read_text())
+    assert texts[0] != texts[1] == texts[2]
+    again = ("ocr", page, "-o", tmp_path / "adapted", *options)
+    for more in ((), ("--lora", f"a={other}")):
+        code, _, err = cli(*again, *more)
+        assert code == 2 and "was begun with adapter" in err
+    code, _, err = cli(*again, "--lora", f"a={adapter}", "--lora", f"b={other}")
+    assert code == 2 and "--lora names a, b; all pages are read with one adapter: give one of them" in err
+    code, _, err = cli("ocr", page, "-o", tmp_path / "new", "--lora", "a=nowhere")
+    assert code == 2 and "is no folder of a PEFT adapter" in err and not (tmp_path / "new").exists()
 
 
 def test_pages_and_formats(cli, tmp_path):

@@ -109,7 +109,6 @@ def test_gpt_gives_uint32_and_the_lengths_of_its_prompts(subject):
 
 REFUSED = {
     "is_return_context_embeddings": (np.ones((1, 1), bool), "context embeddings are not given"),
-    "ia3_tasks": (np.zeros((1, 1), np.int32), "IA3 adapters are not loaded"),
     "request_prompt_type": (np.full((1, 1), 2, np.uint32), "rows of request_prompt_embedding stand before the ids"),
 }
 
@@ -159,7 +158,9 @@ def test_both_names_of_the_states_are_known(subject):
     assert list(got) == names and (got[names[0]] == got[names[1]]).all()
     shown = client.get_model_metadata("encoder")
     assert [each["name"] for each in shown["outputs"]] == ["output_hidden_state", "output_attentions"]
-    assert [each["name"] for each in shown["inputs"]] == ["input_ids", "sequence_length", "is_return_attentions"]
+    assert [each["name"] for each in shown["inputs"]] == [
+        "input_ids", "sequence_length", "is_return_attentions", "lora_task_uids",
+    ]  # fmt: skip
 
 
 def test_an_encoder_takes_texts_and_gives_embeddings_and_writes_nothing(subject):
@@ -186,7 +187,7 @@ MISTAKES = {
     "a name": ({"input_ids": np.ones((1, 2), np.uint32), "beam_width": np.ones((1, 1), np.uint32)}, "beam_width is no"),
     "a length": (batch([[5, 6, 1]]) | {"sequence_length": np.array([[9]], np.uint32)}, "sequence_length is 9"),
     "an id": (batch([[5, 6000, 1]]), "outside the vocabulary"),
-    "ia3": (batch([[5, 1]]) | {"ia3_tasks": np.zeros((1, 1), np.int32)}, "IA3 adapters are not loaded"),
+    "ia3": (batch([[5, 1]]) | {"ia3_tasks": np.zeros((1, 1), np.int32)}, "there is no adapter 0: none is loaded"),
     "too long": ({"input_ids": np.ones((1, 600), np.uint32)}, "600 rows .tokens., the engine was built for 512"),
     "attentions": ({"input_ids": np.ones((200, 512), np.uint32), "is_return_attentions": np.ones((200, 1), bool)},
                    "attentions of 200 rows of 512 tokens take 1,600 MiB, 512 is allowed"),

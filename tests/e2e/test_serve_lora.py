@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import httpx
 import openai
 import pytest
@@ -9,21 +11,25 @@ import torch
 
 import vlm
 from tests import prompted_kit, tiny
-from tests.lora_kit import random_adapter
+from tests.lora_kit import random_adapter, random_ia3
 from tests.prompted_kit import call, saved
 from tests.server_kit import serving
 from vlm_app.cli.errors import USER_ERROR
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
 
 PROMPT = "w1 w2 w3"
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A LLaMA and two adapters of it, by name."""
+    """A LLaMA and two adapters of it, a LoRA and an IA3, by name."""
     root = tmp_path_factory.mktemp("served")
     saved("llama", root / "llama")
     layers = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qo"]
-    return root / "llama", {name: random_adapter(root / name, *layers, seed=seed) for seed, name in enumerate("ab")}
+    adapters = random_adapter(root / "a", *layers, seed=0), random_ia3(root / "b", *layers, seed=1)
+    return root / "llama", dict(zip("ab", adapters, strict=True))
 
 
 def test_an_adapter_is_asked_by_its_name(folders, tmp_path):
@@ -59,6 +65,79 @@ def test_embeddings_are_of_their_adapters(tmp_path, monkeypatch):
             found = torch.tensor(client.embeddings.create(model=name, input=PROMPT).data[0].embedding)
             torch.testing.assert_close(found, mean / mean.norm(), atol=1e-5, rtol=1e-4)
     assert not want[0].allclose(want[1])
+
+
+def tensor(name: str, kind: str, rows: list) -> dict:
+    return {"name": name, "datatype": kind, "shape": [len(rows), len(rows[0])], "data": rows}
+
+
+def answered(url: str, *tensors: dict) -> dict:
+    """What KServe's protocol answers: outputs by their names, or the error."""
+    body = httpx.post(f"{url}/v2/models/base/infer", json={"inputs": tensors}).json()
+    return {each["name"]: each["data"] for each in body["outputs"]} if "outputs" in body else body
+
+
+def test_rows_of_tensors_name_their_adapters_by_number(folders, tmp_path):
+    folder, adapters = folders
+    pipe = vlm.load(folder, device="cpu", lora=adapters, cache_dir=tmp_path)
+    ids, numbers = [5, 9, 4], [-1, 0, 1]
+    inputs = [{"decoder_prompt_token_ids": ids, "lora": number} for number in numbers]
+    want = [ids + out.token_ids for out in pipe.generate(inputs, max_new_tokens=6)]
+    texts = [pipe.generate({"prompt": PROMPT}, max_new_tokens=6, lora=number).text for number in numbers]
+    assert len(set(map(tuple, want))) == len(set(texts)) == 3
+    with serving({"base": pipe}) as served:
+        prompts, lengths = tensor("input_ids", "UINT32", [ids] * 3), tensor("max_output_len", "UINT32", [[6]] * 3)
+        for name, kind in (("lora_task_uids", "INT32"), ("task_id", "INT64"), ("ia3_tasks", "INT32")):
+            tasks = tensor(name, kind, [[number] for number in numbers])
+            found = answered(served.url, prompts, lengths, tasks)
+            assert found["output_ids"] == [i for row in want for i in row]
+        found = answered(served.url, tensor("text_input", "BYTES", [[PROMPT]] * 3), lengths, tasks)
+        assert found["text_output"] == texts
+        for number, text in zip(numbers, texts, strict=True):
+            body = {"text_input": PROMPT, "max_tokens": 6, "parameters": {"lora_task_uids": number}}
+            assert httpx.post(f"{served.url}/v2/models/base/generate", json=body).json()["text_output"] == text
+        twice = tensor("task_id", "INT32", [[0]] * 3)
+        assert "ia3_tasks, task_id say the same" in answered(served.url, prompts, tasks, twice)["error"]
+        wrong = tensor("task_id", "INT32", [[2]] * 3)
+        assert "there is no adapter 2: a, b is what is loaded" in answered(served.url, prompts, wrong)["error"]
+
+
+def test_a_repository_names_its_models_adapters(folders, tmp_path, monkeypatch):
+    pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+    folder, adapters = folders
+    shutil.copytree(folder, tmp_path / "models" / "base" / "1")
+    for name, adapter in adapters.items():
+        shutil.copytree(adapter, tmp_path / "models" / "base" / "adapters" / name)
+    words = 'parameters { key: "lora" value: { string_value: "a=adapters/a, b=adapters/b" } }'
+    (tmp_path / "models" / "base" / "config.pbtxt").write_text(words)
+    repositories = Repositories([str(tmp_path / "models")], Loader(LoadOptions(runtime={"device": "cpu"})))
+    repositories.scan()
+    pipe = repositories.load("base")
+    want = [pipe.generate(raw_prompt=PROMPT, max_new_tokens=6, lora=name).text for name in (None, "a", "b")]
+    with serving({"base": pipe}, repositories) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        create = lambda model: client.completions.create(model=model, prompt=PROMPT, max_tokens=6)  # noqa: E731
+        assert [create(model).choices[0].text for model in ("base", "a", "b")] == want
+    assert len(set(want)) == 3
+
+
+def test_an_encoders_rows_have_their_adapters(tmp_path, monkeypatch):
+    monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
+    saved("t5", tmp_path / "t5")
+    adapter = random_ia3(tmp_path / "own", "encoder.block.0.layer.0.SelfAttention.v", seed=3)
+    cache = {"device": "cpu", "cache_dir": tmp_path / "cache"}
+    pipe = vlm.load(tmp_path / "t5", encoder_only=True, lora={"own": adapter}, **cache)
+    want = [pipe.encode({"input_ids": [5, 9, 1]}, lora=lora).last_hidden_state for lora in (-1, "own")]
+    assert not want[0].allclose(want[1])
+    with serving({"base": pipe}) as served:
+        tasks = tensor("ia3_tasks", "INT32", [[-1], [0]])
+        found = answered(served.url, tensor("input_ids", "UINT32", [[5, 9, 1]] * 2), tasks)
+        states = torch.tensor(found["output_hidden_states"]).view(2, 3, -1)
+        torch.testing.assert_close(states, torch.stack(want), atol=1e-5, rtol=1e-4)
+        text = tensor("text_input", "BYTES", [[PROMPT]] * 2)
+        base, own = torch.tensor(answered(served.url, text, tasks)["output_hidden_states"]).view(2, -1)
+        assert not base.allclose(own)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.ops.activation import Activation, reference
 from vlm.ops.kernels import gemv
+from vlm.ops.kernels.add_norm import add_norm
+from vlm.ops.kernels.norms_ahead import Norm
+from vlm.ops.norms_ahead import norms_ahead
 from vlm.ops.quantized_linear import linear4, linear8
 
 pytestmark = [
@@ -20,14 +23,20 @@ pytestmark = [
         reason="no CUDA device with compute capability 9.0 is visible",
     ),
 ]
-METHODS = {"int8": Int8(), "fp8": Fp8(), "int4": Int4(128), "int4-asymmetric": Int4(256, symmetric=False)}
+METHODS = {
+    "int8": Int8(),
+    "fp8": Fp8(),
+    "int4": Int4(128),
+    "int4-256": Int4(256),
+    "int4-asymmetric": Int4(128, symmetric=False),
+}
 SIZES = ((4096, 4096), (4096, 11008), (96, 256), (1024, 2816), (50272, 1024))  # outputs, inputs
 ENDINGS = (None, Activation("relu"), Activation("gelu_new"), Activation("silu", gated=True), Activation("gelu", True))
 
 
 def product(method, kept: dict[str, torch.Tensor], x: torch.Tensor, bias, activation) -> torch.Tensor:
     weight, scale, zero = kept.get("weight_packed", kept.get("weight")), kept["weight_scale"], kept.get("weight_zero")
-    assert weight is not None and gemv.fits(x, weight, scale.shape[1], activation)
+    assert weight is not None and gemv.fits(x, weight, scale, zero, activation)
     return gemv.linear(x, weight, scale, zero, bias, torch.float32, activation)
 
 
@@ -70,7 +79,7 @@ def test_other_sizes_are_for_the_kernels_of_tiles():
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.float16)
         four = "weight_packed" in kept
         weight, scale = kept["weight_packed" if four else "weight"], kept["weight_scale"]
-        assert not gemv.fits(x, weight, scale.shape[1], None)
+        assert not gemv.fits(x, weight, scale, None, None)
         found = linear4(x, weight, scale, out_fp32=True) if four else linear8(x, weight, scale, out_fp32=True)
         want = torch.nn.functional.linear(x.double(), method.dequantize(kept).double())
         assert (found - want).norm() < 1e-5 * want.norm()
@@ -101,3 +110,56 @@ def test_a_graph_repeats_it_on_new_inputs():
         for kept in layers:
             want = torch.nn.functional.linear(want, method.dequantize(kept).double())
         assert (y - want).norm() < 1e-2 * want.norm()
+
+
+RMS, LAYER = False, True
+
+
+@pytest.mark.parametrize("centred", [RMS, LAYER])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_norm_ahead_is_computed_by_the_product(name, dtype, centred, monkeypatch):
+    """Its stream is that which it has by itself, to the bit, its row one rounding away at most."""
+    torch.manual_seed(0)
+    method = METHODS[name]
+    launched = []
+    launch = Norm.launch
+    monkeypatch.setattr(Norm, "launch", lambda norm: (launched.append(norm), launch(norm)))
+    for outputs, inputs, stream in ((4096, 4096, dtype), (96, 256, torch.float32), (1024, 2816, torch.float32)):
+        kept = method.quantize(torch.randn(outputs, inputs, device="cuda"))
+        x = (torch.randn(1, inputs, device="cuda") * 3 + 1).to(stream)
+        gain, shift = (torch.randn(inputs, device="cuda").to(dtype) for _ in range(2))
+        for delta in (None, torch.randn(1, inputs, device="cuda").to(dtype), torch.randn(1, inputs, device="cuda")):
+            norm = add_norm(x, delta, gain, shift if centred else None, 1e-5)
+            want = product(method, kept, norm[1], None, None)
+            launched.clear()
+            with norms_ahead(x.device):
+                found = add_norm(x, delta, gain, shift if centred else None, 1e-5)
+                y = product(method, kept, found[1], None, None)
+            assert not launched
+            assert torch.equal(found[0], norm[0])
+            torch.testing.assert_close(found[1], norm[1], rtol=2**-7 if dtype == torch.bfloat16 else 2**-10, atol=1e-6)
+            assert (y - want).norm() < 1e-3 * want.norm()
+
+
+def test_whoever_else_reads_a_norm_finds_it(monkeypatch):
+    """An operation of torch, a kernel of Triton's, the product of another row, the end of the context."""
+    torch.manual_seed(0)
+    kept = Int8().quantize(torch.randn(64, 256, device="cuda"))
+    x, other = (torch.randn(1, 256, device="cuda", dtype=torch.float16) for _ in range(2))
+    gain = torch.randn(256, device="cuda", dtype=torch.float16)
+    stream, row = add_norm(x, other, gain, None, 1e-5)
+    readers = (
+        lambda s, r: r + 0,
+        lambda s, r: add_norm(s, r, gain, None, 1e-5)[0] - s,
+        lambda s, r: product(Int8(), kept, s, None, None),
+        lambda s, r: r.view(2, 128)[:, ::2].clone(),
+    )
+    wants = [reader(stream, row) for reader in readers]
+    for reader, want in zip(readers, wants, strict=True):
+        with norms_ahead(x.device):
+            found = reader(*add_norm(x, other, gain, None, 1e-5))
+        torch.testing.assert_close(found, want)
+    with norms_ahead(x.device):
+        late = add_norm(x, other, gain, None, 1e-5)
+    assert torch.equal(late[0], stream) and torch.equal(late[1], row)

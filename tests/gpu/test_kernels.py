@@ -23,6 +23,8 @@ NAMES = [
     "activation",
     "linear",
     "quantized_linear",
+    "add_lora",
+    "scale_rows",
     "w8a8",
     "greedy",
     "topk_logprobs",

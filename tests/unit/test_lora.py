@@ -6,51 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.layers.adapters.lora import Lora, LoraWeights
-from vlm.layers.attention_metadata import AttentionMetadata
-from vlm.layers.context import ModelContext
-from vlm.layers.forward_batch import ForwardBatch
-from vlm.layers.linear import Linear
+from tests.lora_kit import IDS, KIND, batch_of, layer_of, weights_of
+from vlm.layers.adapters.lora import LoraWeights
 from vlm.layers.quant.int8 import Int8
-from vlm.parallel.mapping import Mapping
-from vlm.registry.lora_layers import put_lora
+from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.adapters import NO_ADAPTER
-
-PARTS = {"q": 6, "k": 4, "v": 4}
-KIND = {"device": torch.device("cpu"), "dtype": torch.float32}
-IDS = [1, NO_ADAPTER, 0, 2, 2, NO_ADAPTER, 1]
-
-
-def layer_of(axis=None, tp=1, rank=0, *, width=8) -> nn.Sequential:
-    """A network of one layer, alike on every rank."""
-    context = ModelContext(Mapping(tp, rank=rank), adapters=Lora(max_loras=3, max_rank=5))
-    linear = Linear(width, PARTS, context=context, axis=axis, units=dict.fromkeys((*PARTS, "in"), 2))
-    torch.manual_seed(0)
-    weight, bias = torch.randn(sum(PARTS.values()), width), torch.randn(sum(PARTS.values()))
-    rows = torch.cat([torch.arange(14)[place] for place in linear.rows])
-    linear.weight, linear.bias = nn.Parameter(weight[rows][:, linear.columns]), nn.Parameter(bias[rows])
-    return nn.Sequential(linear).requires_grad_(False)
-
-
-def weights_of(rank: int, *parts: str, width=8, seed=0) -> LoraWeights:
-    """What an adapter adds to some of the parts."""
-    torch.manual_seed(seed)
-    a, b = torch.randn(rank, width), torch.randn(14, rank)
-    kept = torch.cat([torch.full((size,), float(name in parts)) for name, size in PARTS.items()])
-    return LoraWeights(a, b * kept[:, None])
-
 
 ADAPTERS = ([weights_of(1, "q", "k", "v")], [weights_of(5, "q", seed=1), weights_of(2, "v", seed=2)], [])
 
 
 def put_all(network: nn.Module) -> nn.Module:
     for number, layers in enumerate(ADAPTERS):
-        put_lora(network, number, {"0": layers}, **KIND)
+        put_adapter(network, number, {"0": layers}, **KIND)
     return network
-
-
-def batch_of(ids: list[int]) -> ForwardBatch:
-    return ForwardBatch(torch.arange(len(ids)), AttentionMetadata(), adapter_ids=torch.tensor(ids, dtype=torch.int32))
 
 
 def added(x: torch.Tensor, ids: list[int]) -> torch.Tensor:
@@ -75,7 +43,7 @@ def test_a_row_does_not_see_what_others_have_not_even_what_is_no_number():
     network, x = put_all(layer_of()), torch.randn(2, 8)
     [linear] = network
     want = linear(x, batch_of([0, NO_ADAPTER]))
-    put_lora(network, 2, {"0": [LoraWeights(torch.full((1, 8), torch.inf), torch.ones(14, 1))]}, **KIND)
+    put_adapter(network, 2, {"0": [LoraWeights(torch.full((1, 8), torch.inf), torch.ones(14, 1))]}, **KIND)
     assert linear(x, batch_of([0, NO_ADAPTER])).equal(want)
 
 
@@ -86,8 +54,8 @@ def test_ranks_have_their_rows_and_columns(axis):
     want, found = whole(x) + added(x, IDS), []
     for rank in range(2):
         [linear] = put_all(layer_of(axis, 2, rank))
-        y = linear.method.apply(linear, x[:, linear.columns], linear.bias if axis == "column" or rank == 0 else None)
-        found.append((linear, linear.adapted(x[:, linear.columns], y, batch_of(IDS))))
+        bias = linear.bias if axis == "column" or rank == 0 else None
+        found.append((linear, linear.adapted(x[:, linear.columns], bias, batch_of(IDS))))
     if axis == "row":
         torch.testing.assert_close(sum(y for _, y in found), want)
         return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
 import vlm
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError, VlmError
+from vlm.errors import ConfigError, InputError, VlmError
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
@@ -39,6 +41,34 @@ def test_versions_and_batches_are_as_the_configuration_says(tmp_path, config, ve
         limit,
         tmp_path / "m" / version,
     )
+
+
+def lora(*pairs: str) -> str:
+    return f'parameters {{ key: "lora" value: {{ string_value: "{",".join(pairs)}" }} }}'
+
+
+def test_adapters_lie_in_their_models_folder(tmp_path):
+    ensemble = 'platform: "ensemble" ensemble_scheduling { step { model_name: "engine" } }'
+    for file, text in {
+        "engine/1/engine/manifest.json": "{}", "engine/config.pbtxt": lora("a=adapters/a", "b=/elsewhere/b"),
+        "engine/adapters/a/adapter_config.json": "{}", "whole/1/README": "", "whole/config.pbtxt": ensemble,
+        "gone/1/config.json": "{}", "gone/config.pbtxt": lora("c=../../c"),
+        "twice/1/config.json": "{}", "twice/config.pbtxt": lora("d=adapters", "whole=adapters"),
+        "twice/adapters/adapter_config.json": "{}",
+    }.items():  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    repositories = Repositories([str(tmp_path)], Loader())
+    repositories.scan()
+    entry = repositories.entry("whole")
+    folders = entry.local_options().runtime_config().lora_folders
+    assert folders == {"a": tmp_path / "engine" / "adapters" / "a", "b": Path("/elsewhere/b")}
+    (tmp_path / "engine" / "adapters" / "a" / "adapter_config.json").write_text('{"r": 4}')
+    assert scan(str(tmp_path))["whole"].stamp != entry.stamp
+    with pytest.raises(ConfigError, match=r"lora names ../c, which is not in .*; put it there"):
+        repositories.load("gone")
+    with pytest.raises(ConfigError, match="lora names whole, which is something else's name here, too"):
+        repositories.load("twice")
 
 
 def test_each_broken_model_is_one_sentence(tmp_path):

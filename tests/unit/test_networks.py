@@ -18,6 +18,8 @@ import vlm.layers
 from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError
 from vlm.executor.kv_cache import CacheShape, allocate, block_bytes
+from vlm.layers.adapters.base import AdapterRoom
+from vlm.layers.adapters.ia3 import Ia3Weights
 from vlm.layers.attention import Attention, CrossAttention, SelfAttention
 from vlm.layers.attention_metadata import AttentionMetadata
 from vlm.layers.context import ModelContext
@@ -28,6 +30,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.relative_bias import RelativeBias
 from vlm.parallel.mapping import Mapping, Shard
+from vlm.registry.adapter_layers import put_adapter
 from vlm.registry.catalogs import families, installed, model_spec
 from vlm.requests.adapters import NO_ADAPTER
 
@@ -237,46 +240,17 @@ def test_a_method_says_what_a_weight_is():
     torch.testing.assert_close(layer(x), x @ (values * scales[:, None]).t() + bias)
 
 
-class Shifts:
-    """Adapters that add a number of their own to the part `q`."""
-
-    def bank(self, in_features, part_sizes):
-        return Shift(part_sizes["q"]) if "q" in part_sizes else None
-
-
-class Shift(nn.Module):
-    def __init__(self, size: int):
-        super().__init__()
-        self.size, self.shifts = size, nn.Parameter(torch.tensor([10.0, 20.0]))
-
-    def forward(self, x, y, adapter_ids):
-        by = torch.where(adapter_ids < 0, 0.0, self.shifts[adapter_ids.clamp(min=0)])[:, None]
-        return torch.cat([y[:, : self.size] + by, y[:, self.size :]], 1)
-
-
-def test_each_row_has_its_adapter():
-    context = ModelContext(adapters=Shifts())
-    layer = Linear(3, {"q": 2, "v": 1}, context=context)
-    assert list(layer.state_dict()) == ["weight", "bias", "adapters.shifts"]
-    assert list(Linear(3, {"up": 2}, context=context).state_dict()) == ["weight", "bias"]
-    for parameter in (layer.weight, layer.bias):
-        nn.init.normal_(parameter)
-    x, ids = torch.randn(3, 3), torch.tensor([1, NO_ADAPTER, 0], dtype=torch.int32)
-    batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
-    shifts = torch.tensor([[20.0, 20, 0], [0, 0, 0], [10, 10, 0]])
-    torch.testing.assert_close(layer(x, batch), layer(x) + shifts)
-
-
-class Louder(nn.Module):
-    def forward(self, x, y, adapter_ids):
-        return y * (2.0 + adapter_ids[:, None])
-
-
-def test_a_head_has_adapters_of_its_rows_too(monkeypatch):
-    monkeypatch.setattr(Shifts, "bank", lambda *_: Louder())
-    head = Head(3, 5, context=ModelContext(adapters=Shifts())).requires_grad_(False)
+def test_a_head_has_adapters_of_its_rows_too():
+    """What a network adds beside its head is none that they change."""
+    context = ModelContext(adapters=AdapterRoom(max_loras=2, max_rank=1))
+    network = nn.Sequential(head := Head(3, 5, context=context)).requires_grad_(False)
     nn.init.normal_(head.weight)
+    bias, kind = torch.randn(5), {"device": torch.device("cpu"), "dtype": torch.float32}
+    for slot in range(2):
+        weights = Ia3Weights(torch.full((5,), 2.0 + slot), of_inputs=False)
+        put_adapter(network, slot, {"0": [weights]}, **kind)
     x, ids = torch.randn(3, 3), torch.tensor([1, NO_ADAPTER, 0], dtype=torch.int32)
     batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
     torch.testing.assert_close(head(x, batch), head(x) * torch.tensor([[3.0], [1], [2]]))
+    torch.testing.assert_close(head(x, batch, bias), head(x) * torch.tensor([[3.0], [1], [2]]) + bias)
     torch.testing.assert_close(head(x[1:], batch.rows(1, 3)), head(x[1:]) * torch.tensor([[1.0], [2]]))

@@ -29,7 +29,8 @@ LOADING_VERBS = {
     "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",
     "export-triton",
 }  # fmt: skip
-WITH_ADAPTERS = {"run", "generate", "translate", "summarize", "eval", "serve"}
+WITH_ADAPTERS = {"run", "generate", "translate", "summarize", "eval", "encode", "serve"}
+OF_PAGES = {"ocr", "estimate", "eval pages"}
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {
     "--truncate": {"run", "generate", "translate", "summarize", "eval", "encode"},
@@ -39,8 +40,10 @@ OF_SOME = {
     "--tokenizer": {"convert"},
     "--devices": LOADING_VERBS - {"eval pages", "demo", "export-triton"},
     "--calibrate": {"quantize"},
-    "--lora": WITH_ADAPTERS,
+    "--lora": WITH_ADAPTERS | OF_PAGES,
+    "--lora-dir": WITH_ADAPTERS | OF_PAGES,
     "--max-loras": WITH_ADAPTERS,
+    "--max-cpu-loras": WITH_ADAPTERS,
     "--max-lora-rank": WITH_ADAPTERS,
     "--merge-lora": {"convert"},
     "--format": {"quantize"},

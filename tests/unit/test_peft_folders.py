@@ -8,7 +8,7 @@ import torch
 import vlm
 from tests import tiny
 from tests.engines import engine_dir
-from tests.lora_kit import Q, adapter_folder, matrices
+from tests.lora_kit import K, Q, adapter_folder, matrices, scales
 from vlm.api import adapters
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -16,7 +16,7 @@ from vlm.backends.onnxruntime.backend import OnnxRuntimeBackend
 from vlm.build.from_model import convert_model
 from vlm.config import RuntimeConfig
 from vlm.convert.adapters.peft import read_peft
-from vlm.convert.adapters.placing import read_lora
+from vlm.convert.adapters.placing import read_layers
 from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, VlmError
 from vlm.registry.catalogs import match_family
@@ -32,7 +32,7 @@ def folder_of(path, tensors=None, **config):
 
 def read(folder, model=None):
     config = (tiny.llama() if model is None else model).config.to_dict()
-    return read_lora(folder, match_family(config), role_configs(match_family(config), config))
+    return read_layers(folder, match_family(config), role_configs(match_family(config), config))
 
 
 def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
@@ -56,7 +56,7 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"peft_type": "IA3"}, "is a PEFT adapter of type IA3; LORA is what can be loaded"),
+        ({"peft_type": "LOHA"}, "is a PEFT adapter of type LOHA; LORA and IA3 are what can be loaded"),
         ({"use_dora": True}, "has use_dora True, which is not done here; merge it into its model"),
         ({"bias": "all", "modules_to_save": ["lm_head"]}, r"has bias all, modules_to_save \['lm_head'\], which"),
         ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
@@ -86,7 +86,7 @@ EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(
 @pytest.mark.parametrize(
     ("tensors", "sentence"),
     [
-        (HALF, "lacks lora_B of model.layers.0.self_attn.q_proj"),
+        (HALF, "model.layers.0.self_attn.q_proj lacks its lora_B; fetch or save it again"),
         (WHOLE | EMBEDDING, "holds .*embed_tokens.lora_embedding_A, which is no LoRA of a linear layer"),
         ({}, "holds no tensors"),
         (ones(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"
@@ -114,20 +114,59 @@ def test_visual_networks_have_none(tmp_path):
         read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
 
 
-def test_files_that_are_damaged_or_unsafe(tmp_path):
+@pytest.mark.parametrize("kind", ["LORA", "IA3"])
+def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
     with pytest.raises(VlmError, match="is no folder of a PEFT adapter: it holds no adapter_config"):
         read(tmp_path / "nowhere")
-    folder = folder_of(tmp_path / "a")
+    tensors = ones() if kind == "LORA" else scales(torch.ones(32, 1))
+    folder = folder_of(tmp_path / "a", tensors, peft_type=kind)
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(VlmError, match="is damaged or truncated"):
         read(folder)
-    torch.save(ones(), folder / "adapter_model.bin")
+    torch.save(tensors, folder / "adapter_model.bin")
     weights.unlink()
     assert read(folder)["decoder"]
     torch.save({"x": print}, folder / "adapter_model.bin")
     with pytest.raises(VlmError, match="Python objects other than tensors, which could run code"):
         read(folder)
+
+
+def ia3_folder(path, tensors=None, **config):
+    return adapter_folder(path, scales(torch.ones(32, 1)) if tensors is None else tensors, peft_type="IA3", **config)
+
+
+@pytest.mark.parametrize("named", [["down_proj"], r"model\.layers\.\d+\.mlp\.down_proj", ["layers.0.mlp.down_proj"]])
+def test_scales_are_of_the_inputs_of_what_feedforward_modules_match(named, tmp_path):
+    down = "model.layers.0.mlp.down_proj"
+    tensors = scales(torch.full((32, 1), 3.0)) | scales(torch.full((1, 48), 2.0), down)
+    layers = read(ia3_folder(tmp_path / "a", tensors, feedforward_modules=named))["decoder"]
+    [outputs], [inputs] = layers["blocks.0.attention.qkv"], layers["blocks.0.ffn.down"]
+    assert outputs.scales[32:64].eq(3).all() and outputs.scales[:32].eq(1).all() and outputs.scales[64:].eq(1).all()
+    assert inputs.of_inputs and inputs.scales.eq(2).all()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "sentence"),
+    [
+        (None, {"modules_to_save": ["lm_head"]}, r"has modules_to_save \['lm_head'\], which is not done here; merge"),
+        (None, {"feedforward_modules": 3}, "holds a value that no IA3 has .feedforward_modules 3"),
+        (None, {"feedforward_modules": [3]}, "holds a value that no IA3 has"),
+        (None, {"feedforward_modules": "("}, "holds a value that no IA3 has .missing"),
+        (None, {"feedforward_modules": ["k_proj"]}, r"k_proj has a vector of shape \[32, 1\], its configuration says"
+         r" that it scales inputs, \[1, n\]; fetch or save it again"),
+        (scales(torch.ones(1, 32)), {}, r"its configuration says that it scales outputs, \[n, 1\]"),
+        (scales(torch.ones(32)), {}, r"has a vector of shape \[32\]"),
+        (scales(torch.ones(64, 1)), {}, "does not fit this llama model: model.layers.0.self_attn.k_proj scales 64"
+         " outputs and should 32; it was made for org/base"),
+        (scales(torch.ones(32, 1), K.replace("0", "7")), {}, "layers.7.self_attn.k_proj is no linear layer of its"),
+        (ones(), {}, "lora_A.weight, .*which is no IA3 of a linear layer"),
+        ({}, {}, "holds no tensors"),
+    ],
+)  # fmt: skip
+def test_scales_that_do_not_fit(tensors, config, sentence, tmp_path):
+    with pytest.raises(VlmError, match=sentence):
+        read(ia3_folder(tmp_path / "a", tensors, base_model_name_or_path="org/base", **config))
 
 
 def test_weights_beside_an_adapter(tmp_path):
@@ -160,8 +199,8 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
             pipe.generate({"input_ids": [5]}, lora=wrong)
     with pytest.raises(InputError, match="there is no adapter 'a': none is loaded; load one with --lora NAME=FOLDER"):
         Pipeline(engine, RuntimeConfig(device="cpu")).generate({"input_ids": [5], "lora": "a"})
-    with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give --max-loras 2"):
-        Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_loras=1))
+    with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give --max-cpu-loras 2"):
+        Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_cpu_loras=1))
     with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_lora_rank=1))
 

@@ -15,8 +15,9 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
-from vlm.executor.adapters import AdapterSlots
+from vlm.executor.adapters import AdapterCache
 from vlm.executor.decode_burst import StepOutput
+from vlm.layers.adapters.base import AdapterRoom
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ from vlm.requests.token_update import Hypothesis
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
 STOP, LENGTH = 1, 3
+NUM_ADAPTERS = 3
 
 
 class DecoderAlone(ModelConfig):
@@ -41,9 +43,12 @@ class Invented:
     each place in the cache which tokens it was computed from."""
 
     encoders = SimpleNamespace(visual=None, encoder=None)
-    adapters = AdapterSlots()
 
     def __init__(self, config: ModelConfig, asynchronous: bool):
+        # which take turns: as many as NUM_ADAPTERS, and fewer at once
+        self.adapters = AdapterCache(room=AdapterRoom(max_loras=2, max_rank=1), capacity=NUM_ADAPTERS)
+        for number in range(NUM_ADAPTERS):
+            self.adapters.add(number, {})
         self.config, self.asynchronous = config, asynchronous
         self.slots: dict[int, list] = {}  # slot -> [sequence, tokens, finish code]
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, place) -> tokens up to and with its own
@@ -133,7 +138,7 @@ def engine(
     alone = not config.cross_attention
     schedule = SchedulerConfig(
         slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone and not batch_invariant,
-        batch_invariant=batch_invariant,
+        max_adapters=2, batch_invariant=batch_invariant,
     )  # fmt: skip
     return LLMEngine(
         Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
@@ -174,7 +179,8 @@ def test_tokens_do_not_depend_on_company_and_blocks_balance(
             tokens = (5 + seed % 3,) * (prompt - 1) + (seed % 2,)
             output = torch.zeros(rows, 8) if config.cross_attention else None
             try:
-                ids[llm.add(Request(tokens, encoder_output=output, params=params))] = (
+                adapter = seed // 3 % (NUM_ADAPTERS + 1) - 1
+                ids[llm.add(Request(tokens, encoder_output=output, params=params, adapter_id=adapter))] = (
                     seed,
                     prompt,
                     min(new, 40 - prompt),
@@ -286,6 +292,19 @@ def test_adapters_share_no_blocks():
     alone, first, second = (block_keys(range(8), 4, CONFIG.vocab_size, [], adapter_id=i) for i in (NO_ADAPTER, 0, 1))
     assert alone == block_keys(range(8), 4, CONFIG.vocab_size, [])
     assert len({*alone, *first, *second}) == 6
+
+
+def test_a_sequence_waits_until_the_device_has_room_for_its_adapter():
+    llm = engine(60, 4, 4, asynchronous=False)
+    for adapter in (0, NO_ADAPTER, 1, 2, 0):
+        output, params = torch.zeros(1, 8), SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True)
+        llm.add(Request((5,), encoder_output=output, params=params, adapter_id=adapter))
+    batches = []
+    while llm.has_work:
+        llm.step()
+        batches.append([s.request.adapter_id for s in llm.scheduler.running])
+    assert batches[0] == [0, NO_ADAPTER, 1], "who comes later does not overtake"
+    assert [2, 0] in batches and not batches[-1]
 
 
 def test_room_is_made_by_the_longest_unused():

@@ -8,23 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.base import Layout
 from vlm.backends.installed import backend_of
 from vlm.config import RuntimeConfig
-from vlm.convert.adapters.placing import read_lora
+from vlm.convert.adapters.placing import PER_ROW, read_layers
 from vlm.errors import InputError, LimitError, counted
-from vlm.layers.adapters.lora import Layers, rank_of
+from vlm.executor.adapters import Adapter, AdapterCache
+from vlm.layers.adapters.base import AdapterRoom, rank_of
 from vlm.registry import catalogs
-from vlm.registry.lora_layers import put_lora
 from vlm.requests.adapters import adapter_id
 
 if TYPE_CHECKING:
     from vlm.engine.leading import Engine
 
-Adapter = Mapping[str, Layers]  # by role
 DEFAULT_RANK = 16  # the highest one where neither an option nor an adapter says which
 
 
@@ -64,45 +61,50 @@ class LoadedAdapters(Mapping[str, int]):
         self._engine.unload_adapter(number)
 
     def read(self, folder: str | Path) -> Adapter:
-        """Returns what the adapter of a folder adds to the model; any thread may call it. Raises as read_adapter."""
+        """Returns what the adapter of a folder changes of the model; any thread may call it. Raises as read_adapter."""
         return read_adapter(self._model, Path(folder))
 
 
 def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
-    """Returns what the adapter of a folder adds to an engine's networks. Raises InputError for an engine that takes
-    none; ConfigError and CheckpointError as read_lora."""
+    """Returns what the adapter of a folder changes of an engine's networks. Raises InputError for an engine that takes
+    none; ConfigError and CheckpointError as read_layers."""
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
             f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
             " vlm convert --merge-lora and build that."
         )
-    return read_lora(folder, catalogs.family(engine.family), catalogs.configs_of(engine))
+    return read_layers(folder, catalogs.family(engine.family), catalogs.configs_of(engine))
 
 
 def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
     """Returns the runtime with as much room for adapters as it says, or as its own need. Raises LimitError where it
     says for how many, or of which rank, and there are more."""
-    if not adapters and runtime.max_loras is None:
+    if not adapters and runtime.max_loras is None and runtime.max_cpu_loras is None:
         return replace(runtime, max_lora_rank=None)
     ranks = {name: rank_of(adapter) for name, adapter in zip(runtime.lora_folders, adapters, strict=True)}
-    count = runtime.max_loras or len(ranks)
-    rank = runtime.max_lora_rank or max(ranks.values(), default=DEFAULT_RANK)
-    if len(ranks) > count:
+    count = runtime.max_loras or len(ranks) or runtime.max_cpu_loras or 0
+    on_host = runtime.max_cpu_loras or max(count, len(ranks))
+    rank = runtime.max_lora_rank or max(ranks.values(), default=0) or DEFAULT_RANK
+    if len(ranks) > on_host:
         raise LimitError(
-            f"there is room for {counted(count, 'adapter')}, {len(ranks)} are named", f"give --max-loras {len(ranks)}"
+            f"there is room for {counted(on_host, 'adapter')}, {len(ranks)} are named",
+            f"give --max-cpu-loras {len(ranks)}",
         )
     for name, own in ranks.items():
         if own > rank:
             raise LimitError(
                 f"there is room for adapters of rank {rank}, {name} has {own}", f"give --max-lora-rank {own}"
             )
-    return replace(runtime, max_loras=count, max_lora_rank=rank)
+    return replace(runtime, max_loras=min(count, on_host), max_cpu_loras=on_host, max_lora_rank=rank)
 
 
-def put_adapters(
-    networks: Mapping[str, Any], adapters: list[Adapter], *, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Gives each network what adapters add to it."""
-    for number, adapter in enumerate(adapters):
-        for role in adapter.keys() & networks.keys():
-            put_lora(networks[role], number, adapter[role], device=device, dtype=dtype)
+def load_adapters(
+    networks: Mapping[str, Any], adapters: list[Adapter], runtime: RuntimeConfig, **kind: Any
+) -> AdapterCache:
+    """Returns the adapters, numbered in their order, of networks by role that have banks for them; `kind`: the device
+    and type that these compute in. The first ones are on the device."""
+    own = {role: network for role, network in networks.items() if role in PER_ROW}
+    cache = AdapterCache(own, AdapterRoom.from_runtime(runtime), capacity=runtime.max_cpu_loras or 0, **kind)
+    for number, adapter in reversed([*enumerate(adapters)]):  # each once: the banks have all that any of them needs
+        cache.add(number, adapter)
+    return cache

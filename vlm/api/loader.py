@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vlm.api.adapters import put_adapters, read_adapter, with_room
+from vlm.api.adapters import load_adapters, read_adapter, with_room
 from vlm.backends.installed import backend_of
 from vlm.backends.threads import set_threads
 from vlm.config import EngineLimits, RuntimeConfig
@@ -46,12 +46,13 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE)
     with _memory_errors(engine, device):
         alone = ranks.size == 1
         networks = backend.load(engine, runtime, device) if alone else backend.load_part(engine, runtime, device, ranks)
-        put_adapters(networks, adapters, **kind)
+        cache = load_adapters(networks, adapters, runtime, **kind)
         if not engine.generates:
-            encoders = create_encoders(backend.layout, networks, runtime, ranks=ranks, **kind)
+            encoders = create_encoders(backend.layout, networks, runtime, ranks=ranks, adapters=cache, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)
         mapping = mapping_of(engine, ranks.rank)
-        executor = create_executor(backend.layout, networks, limits, runtime, mapping=mapping, ranks=ranks, **kind)
+        kind |= {"mapping": mapping, "ranks": ranks, "adapters": cache}
+        executor = create_executor(backend.layout, networks, limits, runtime, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)
 
@@ -75,6 +76,7 @@ def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig)
         runtime.max_prefill_tokens,
         config.vocab_size,
         prefix_sharing=runner.shares_prefixes and runtime.prefix_sharing and not config.cross_attention,
+        max_adapters=executor.adapters.num_slots,
         batch_invariant=runtime.batch_invariant,
     )
     return Scheduler(BlockManager(runner.shape.num_self, runner.shape.num_cross), schedule)

@@ -29,7 +29,7 @@ from vlm.engine.leading import Engine, LeadingEngine
 from vlm.engine.llm_engine import EngineUsage
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
-from vlm.executor.packing import batched, batched_by_tokens
+from vlm.executor.packing import batched, batched_by_kinds, batched_by_tokens
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.ops.kernels.compile_time import compile_seconds
 from vlm.parallel.collectives import ALONE, Ranks
@@ -343,11 +343,14 @@ class Pipeline:
         return request
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """Returns what the encoder takes in one pass."""
+        """Yields what the encoder takes in one pass."""
         encoders = self.llm.encoders
         if encoders.encoder is None:
-            return iter(batched(requests, encoders.max_encoder_batch_size))
-        return batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.source_ids))
+            yield from batched(requests, encoders.max_encoder_batch_size)
+            return
+        for batch in batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.source_ids)):
+            most = encoders.networks.adapters.num_slots
+            yield from batched_by_kinds(batch, most, lambda r: {r.adapter_id} if r.adapted else set())
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""

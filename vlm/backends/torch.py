@@ -49,11 +49,11 @@ class TorchBackend(Backend):
         self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
     ) -> dict[str, nn.Module]:
         from vlm.artifacts.checkpoint import part_of
-        from vlm.layers.adapters.lora import Lora
+        from vlm.layers.adapters.base import AdapterRoom
         from vlm.registry.networks import load_network
 
         check_fp8(engine, runtime, device)
-        adapters, networks = Lora.from_runtime(runtime), {}
+        adapters, networks = AdapterRoom.from_runtime(runtime), {}
         for role in engine.loaded_roles:
             tensors = engine.weights(role, device=device, rank=part_of(role, ranks.rank))
             networks[role] = load_network(engine, role, tensors, device, ranks, adapters=adapters)

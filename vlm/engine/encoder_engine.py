@@ -14,7 +14,7 @@ from vlm.requests.token_update import TokenUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vlm.layers.adapters.lora import Layers
+    from vlm.layers.adapters.base import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 
@@ -44,11 +44,13 @@ class EncoderEngine:
         """Returns nothing: it holds no sequences."""
 
     def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
-        """Raises InputError: its adapters are those that it was loaded with."""
-        raise InputError(f"{self._name} is loaded as an encoder alone; give its adapters when it is loaded.")
+        """Loads what an adapter changes of the encoder, under a number that none has had. Raises LimitError where there
+        is no room for it."""
+        self.encoders.networks.adapters.add(adapter_id, adapter)
 
     def unload_adapter(self, adapter_id: int) -> None:
-        """Does nothing: what it was loaded with stays, and no request names it any more."""
+        """Takes no more requests for an adapter."""
+        self.encoders.networks.adapters.remove(adapter_id)
 
     def step(self) -> list[TokenUpdate]:
         return []
@@ -60,6 +62,7 @@ class EncoderEngine:
 
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None = None) -> list[Tensor]:
         """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
+        self.encoders.networks.adapters.hold({request.adapter_id for request in requests})
         return self.encoders.encode_texts(requests, recorder)
 
     def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:

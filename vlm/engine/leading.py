@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.executor.collective_time import CollectiveTime
-    from vlm.layers.adapters.lora import Layers
+    from vlm.layers.adapters.base import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.parallel.collectives import Hosts, Ranks
     from vlm.requests.image import Image

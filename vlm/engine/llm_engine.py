@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.executor.collective_time import CollectiveTime
-    from vlm.layers.adapters.lora import Layers
+    from vlm.layers.adapters.base import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 
@@ -135,7 +135,9 @@ class LLMEngine:
         return self._reported()
 
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None = None) -> list[Tensor]:
-        """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
+        """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for.
+        Raises LimitError for more adapters than there is room for beside those that are decoded with."""
+        self.executor.adapters.hold(self._adapters_in_use | {request.adapter_id for request in requests})
         return self.encoders.encode_texts(requests, recorder)
 
     def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
@@ -147,13 +149,13 @@ class LLMEngine:
         return self.executor.collective_time(rows)
 
     def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
-        """Loads what an adapter adds to the networks, by their roles, under a number that none has had. Raises
+        """Loads what an adapter changes of the networks, by their roles, under a number that none has had. Raises
         LimitError where there is no room for it."""
         used = {sequence.request.adapter_id for sequence in self._sequences.values()}
         for number in self._unloaded - used:
-            self.executor.adapters.free(number)
+            self.executor.adapters.remove(number)
         self._unloaded &= used
-        self.executor.load_adapter(adapter_id, adapter)
+        self.executor.adapters.add(adapter_id, adapter, self._adapters_in_use)
 
     def unload_adapter(self, adapter_id: int) -> None:
         """Takes no more requests for an adapter; those that there are end with it."""
@@ -162,6 +164,10 @@ class LLMEngine:
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""
         self.executor.free_cached_memory()
+
+    @property
+    def _adapters_in_use(self) -> set[int]:
+        return {sequence.request.adapter_id for sequence in self.scheduler.running}
 
     def _reported(self) -> list[TokenUpdate]:
         updates, self._updates = self._updates, []
@@ -182,6 +188,7 @@ class LLMEngine:
         return self._apply(burst) if burst is not None else []
 
     def _admit(self, sequences: list[Sequence]) -> None:
+        self.executor.adapters.hold(self._adapters_in_use)
         self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
 
     def _apply(self, burst: DecodeBurst) -> list[TokenUpdate]:

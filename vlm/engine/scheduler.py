@@ -9,7 +9,7 @@ the bursts when none is left.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
@@ -40,6 +40,7 @@ class SchedulerConfig:
     max_prefill_tokens: int = 8192  # a step
     vocab_size: int = 0  # ids from here on are rows of prompt tables
     prefix_sharing: bool = False  # only where a block's content follows from the prompt: not with cross-attention
+    max_adapters: int = 0  # that sequences may run with at once
     batch_invariant: bool = False  # nothing is recomputed, and prompts are cut where they are cut when alone
 
 
@@ -51,6 +52,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self._slots = list(range(config.num_slots - 1, -1, -1))
+        self._adapters: Counter[int] = Counter()  # of running sequences, those that have one
 
     @property
     def has_work(self) -> bool:
@@ -106,6 +108,7 @@ class Scheduler:
         if computed and is_whole and self.config.prefix_sharing and sequence.width == 1:
             self._register(sequence, 0, len(sequence.tokens) - 1)
         self.running.remove(sequence)
+        self._adapters -= Counter([sequence.request.adapter_id])
         self._slots += sequence.slots
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             self.blocks.free(blocks)
@@ -116,8 +119,9 @@ class Scheduler:
     def _admit(self, plan: Plan, room: int) -> None:
         while self.waiting and room > 0 and len(self._slots) >= self.waiting[0].width:
             sequence = self.waiting[0]
-            if not self._allocate(sequence):
+            if not self._has_adapter_room(sequence) or not self._allocate(sequence):
                 return
+            self._adapters.update([sequence.request.adapter_id] * sequence.request.adapted)
             self.waiting.popleft()
             sequence.slots = [self._slots.pop() for _ in range(sequence.width)]
             sequence.scheduled = len(sequence.tokens)
@@ -126,6 +130,12 @@ class Scheduler:
             self.running.append(sequence)
             plan.admitted.append(sequence)
             room = self._plan_chunks(sequence, plan, room)
+
+    def _has_adapter_room(self, sequence: Sequence) -> bool:
+        """Says whether a sequence's adapter is in use already, or may be, too."""
+        if not sequence.request.adapted or sequence.request.adapter_id in self._adapters:
+            return True
+        return len(self._adapters) < self.config.max_adapters
 
     def _allocate(self, sequence: Sequence) -> bool:
         """Takes blocks for the prompt and the first burst, or for all tokens where none may be recomputed; False, with

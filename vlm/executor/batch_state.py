@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vlm.executor.adapters import AdapterSlots
+from vlm.executor.adapters import AdapterCache
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
@@ -42,10 +42,10 @@ class BatchState:
         device: torch.device,
         embedding_size: int = 1,
         dtype: torch.dtype = torch.float32,
-        adapters: AdapterSlots | None = None,
+        adapters: AdapterCache | None = None,
     ):
         self.padding_slot, self.device = num_slots, device
-        self._adapters = adapters or AdapterSlots()
+        self._adapters = adapters or AdapterCache()
         size = num_slots + 1
         ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
         self.slots = SequenceState(

@@ -14,7 +14,7 @@ from vlm.backends.graphs.network import Network
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import ConfigError
 from vlm.executor import kv_cache
-from vlm.executor.adapters import AdapterSlots
+from vlm.executor.adapters import AdapterCache
 from vlm.executor.batch_state import BatchState
 from vlm.executor.encoders import EncoderNetworks, Encoders
 from vlm.executor.executor import Executor
@@ -27,7 +27,6 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
-from vlm.layers.adapters.lora import Lora
 from vlm.parallel.collectives import Hosts, Ranks
 from vlm.parallel.mapping import Mapping as RankMapping
 
@@ -44,10 +43,12 @@ def create_executor(
     dtype: torch.dtype,
     mapping: RankMapping,
     ranks: Ranks,
+    adapters: AdapterCache,
 ) -> Executor:
     """Returns what runs networks, or one rank's part of them, as Backend.load returns them for a layout: caches have
     as many blocks on all ranks. Raises OutOfMemoryError."""
-    encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype, ranks=ranks)
+    kind = {"device": device, "dtype": dtype}
+    encoders = create_encoders(layout, networks, runtime, ranks=ranks, adapters=adapters, **kind)
     create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
     runner = create(networks, limits, runtime, encoders=encoders.networks, mapping=mapping, hosts=ranks.hosts)
     config, sampler = networks["decoder"].config, runner.sampler
@@ -62,12 +63,12 @@ def create_encoders(
     device: torch.device,
     dtype: torch.dtype,
     ranks: Ranks,
+    adapters: AdapterCache,
 ) -> Encoders:
     """Returns what runs the encoders of networks as Backend.load returns them for a layout."""
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
         return Encoders(SlotEncoders(**options), runtime, ranks)
-    adapters = AdapterSlots(Lora.from_runtime(runtime), len(runtime.lora))
     return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device), adapters=adapters), runtime, ranks)
 
 
@@ -89,6 +90,8 @@ def _paged_runner(
     shape = replace(shape, num_self=hosts.minimum(shape.num_self), num_cross=hosts.minimum(shape.num_cross))
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, mapping=mapping)
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
+    if graphs is not None:
+        encoders.adapters.on_growth = graphs.clear
     options = {"cache": cache, "shape": shape, "sampler": sampler, "graphs": graphs, "num_stages": mapping.pp}
     return PagedRunner(decoder, encoders.encoder, **options)
 

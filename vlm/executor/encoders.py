@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.config import RuntimeConfig
-from vlm.executor.adapters import AdapterSlots
+from vlm.executor.adapters import AdapterCache
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
@@ -33,7 +33,7 @@ class EncoderNetworks(Protocol):
     encoder: Any
     device: torch.device
     dtype: torch.dtype
-    adapters: AdapterSlots
+    adapters: AdapterCache
     stream: torch.cuda.Stream | None  # on which passes over images may run beside decoding
 
     def encode(self, pixel_values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import attrgetter
 
 import torch
@@ -23,7 +23,6 @@ from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
-from vlm.layers.adapters.lora import Layers, rank_of
 from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 from vlm.requests.token_update import Hypothesis
@@ -119,16 +118,6 @@ class Executor:
     def release(self, sequence: Sequence) -> None:
         """Drops what was held for a sequence's prompt."""
         self._prompt_embeds.pop(sequence.id, None)
-
-    def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
-        """Puts what an adapter adds to the networks, by their roles, on the device. Raises LimitError where there is no
-        room for it."""
-        slot = self.adapters.take(adapter_id, rank_of(adapter))
-        try:
-            self.runner.put_adapter(slot, adapter)
-        except BaseException:
-            self.adapters.free(adapter_id)
-            raise
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later. Sequences are admitted again."""

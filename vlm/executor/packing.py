@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -132,6 +132,19 @@ def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> It
             group, num_rows = [], 0
         group.append(item)
         num_rows += rows(item)
+    if group:
+        yield group
+
+
+def batched_by_kinds(items: Iterable[T], most: int, kinds: Callable[[T], Set[object]]) -> Iterator[list[T]]:
+    """Yields groups that have at most `most` kinds together, an item of more of them alone."""
+    group, known = [], set[object]()
+    for item in items:
+        if group and len(known | kinds(item)) > most:
+            yield group
+            group, known = [], set()
+        group.append(item)
+        known |= kinds(item)
     if group:
         yield group
 

@@ -6,7 +6,7 @@ looking at the result; the CPU runs the same step eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -23,12 +23,11 @@ from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
-from vlm.layers.adapters.lora import Layers
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
+from vlm.ops.norms_ahead import norms_ahead
 from vlm.ops.paged_kv import KVCache
-from vlm.registry.lora_layers import put_lora
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
@@ -65,15 +64,6 @@ class PagedRunner:
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
-
-    def put_adapter(self, slot: int, adapter: Mapping[str, Layers]) -> None:
-        networks, dtype = {"encoder": self.encoder, "decoder": self.decoder}, self.state.last_prompt_embed.dtype
-        grown = [
-            put_lora(networks[role], slot, layers, device=self.device, dtype=dtype)  # type: ignore[arg-type]
-            for role, layers in adapter.items()
-        ]
-        if any(grown) and self.graphs is not None:
-            self.graphs.clear()
 
     def free_cached_memory(self) -> None:
         """Does nothing: the pool stays as it is, and torch's own cache is emptied with the encoders'."""
@@ -209,7 +199,8 @@ class PagedRunner:
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
         batch = self._batch(rows.all, positions, adapted=rows.adapted, prompt_embeds=last)
-        logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
+        with norms_ahead(self.device):
+            logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents

@@ -10,7 +10,6 @@ from torch import Tensor
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.sampler import DecodeRows
 from vlm.executor.sampling_plan import SamplingPlan
-from vlm.layers.adapters.lora import Layers
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 Embeds = Mapping[int, Tensor]  # prompt embeddings [n, hidden], by the id of their sequence
@@ -42,9 +41,6 @@ class Runner(Protocol):
 
     def dummy_step(self, rows: int) -> None:
         """Runs a decode step of so many rows, kernel by kernel, that takes no sequence further."""
-
-    def put_adapter(self, slot: int, adapter: Mapping[str, Layers]) -> None:
-        """Puts what an adapter adds to the networks, by their roles, into a slot of their banks."""
 
     def free_cached_memory(self) -> None:
         """Gives back what was kept for later. All that the cache holds is computed again."""

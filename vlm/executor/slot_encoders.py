@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.backends.graphs.network import Network
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
-from vlm.executor.adapters import AdapterSlots
+from vlm.executor.adapters import AdapterCache
 from vlm.executor.networks import required
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.slot_inputs import encode_padded
@@ -31,7 +31,7 @@ class SlotEncoders:
         dtype: torch.dtype,
     ):
         self.visual, self.encoder, self.device, self.dtype = visual, encoder, device, dtype
-        self.adapters = AdapterSlots()
+        self.adapters = AdapterCache()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         return required(self.visual)(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]

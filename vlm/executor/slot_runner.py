@@ -6,7 +6,7 @@ in between that are not asked take part with what they would do next; what that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.backends.graphs.network import Network, Tensors
 from vlm.config import Config, ModelConfig
-from vlm.errors import InputError
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.networks import required
 from vlm.executor.runner import Embeds
@@ -25,7 +24,6 @@ from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_inputs import encode_padded, integers, padded_tokens
 from vlm.executor.slot_packing import alike, neighbours
-from vlm.layers.adapters.lora import Layers
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
@@ -69,10 +67,6 @@ class SlotRunner:
         """Lets the caches grow to what these prompts need."""
         self._reserve(CACHED, max(len(s.tokens) for s in sequences))
         self._reserve(CROSSED, max(s.num_features for s in sequences))
-
-    def put_adapter(self, slot: int, adapter: Mapping[str, Layers]) -> None:
-        """Raises InputError: compiled graphs have no banks."""
-        raise InputError("a compiled engine takes no adapters; give --backend torch.")
 
     def free_cached_memory(self) -> None:
         """Gives back what the caches have grown by, or tried to: all that they held is computed again."""

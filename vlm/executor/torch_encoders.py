@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.executor.adapters import AdapterSlots
+from vlm.executor.adapters import AdapterCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.networks import required
 from vlm.executor.packing import PackedTexts
@@ -31,9 +31,9 @@ class TorchEncoders:
         device: torch.device,
         dtype: torch.dtype,
         graphs: GraphPool | None = None,
-        adapters: AdapterSlots | None = None,
+        adapters: AdapterCache | None = None,
     ):
-        self.adapters = adapters or AdapterSlots()
+        self.adapters = adapters or AdapterCache()
         self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph_shapes: set[torch.Size] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vlm.layers.adapters.base import Adapters
+from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.quant.quantization import Quantization
 from vlm.parallel.collectives import Collectives, OneRank
 from vlm.parallel.mapping import Mapping
@@ -20,7 +20,7 @@ class ModelContext:
 
     mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
     quantization: Quantization = field(default_factory=Quantization)  # how weights are kept, once it is made
-    adapters: Adapters | None = None  # what changes results row by row
+    adapters: AdapterRoom | None = None  # what changes results row by row
     collectives: Collectives = field(default_factory=OneRank)  # with the processes that split the same layers
     pipeline: Collectives = field(default_factory=OneRank)  # with those that run the same part of other layers
 

@@ -26,9 +26,9 @@ class Head(Linear):
         return self.stages.from_last(self._scores(x, batch, bias))
 
     def _scores(self, x: Tensor, batch: ForwardBatch | None, bias: Tensor | None) -> Tensor:
-        if self.shard.size == 1:
-            return self.adapted(x, self.method.apply(self, x, bias), batch)
-        y = self.adapted(x, self.method.apply(self, x, None), batch)
+        if self.shard.size == 1 and self.adapter_ids(batch) is None:
+            return self.method.apply(self, x, bias)
+        y = self.adapted(x, None, batch)  # the bias is none that adapters change
         return _gathered(y, bias, vocab_size=self.vocab_size, collectives=self.collectives)
 
 

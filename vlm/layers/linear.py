@@ -60,8 +60,8 @@ class Linear(nn.Module):
         self.rows = [slice(at + p.start, at + p.stop) for at, p in zip(begins, places.values(), strict=False)]
         self._lay_out(Dense())
         self.register_parameter("bias", _parameter(torch.empty(self.out_features)) if bias else None)
-        kind = context.adapters
-        self.adapters = None if kind is None else kind.bank(self.in_features, self.part_sizes)
+        room = context.adapters
+        self.adapters = None if room is None else room.bank(self.in_features, self.part_sizes)
 
     @property
     def is_summand(self) -> bool:
@@ -88,21 +88,21 @@ class Linear(nn.Module):
         """Maps [..., in_features] -> [..., out_features], or to what these are activated to; batch: of x
         [R, in_features], whose rows may have adapters"""
         if not self.is_summand:
-            if self._adapter_ids(batch) is None:
+            if self.adapter_ids(batch) is None:
                 return self.method.apply(self, x, self.bias, activation)
-            return activated(self.adapted(x, self.method.apply(self, x, self.bias), batch), activation)
+            return activated(self.adapted(x, self.bias, batch), activation)
         assert activation is None, "it is not that of a summand"
         bias = self.bias if self.shard.rank == 0 else None  # once in the sum
-        return self.collectives.all_reduce(self.adapted(x, self.method.apply(self, x, bias), batch))
+        return self.collectives.all_reduce(self.adapted(x, bias, batch))
 
-    def adapted(self, x: Tensor, y: Tensor, batch: ForwardBatch | None) -> Tensor:
-        """Returns the result y of x, changed for each row by its adapter."""
-        ids = self._adapter_ids(batch)
-        return y if self.adapters is None or ids is None else self.adapters(x, y, ids)
+    def adapted(self, x: Tensor, bias: Tensor | None, batch: ForwardBatch | None) -> Tensor:
+        """Computes x Wᵀ + bias, changed for each row by its adapter."""
+        ids, product = self.adapter_ids(batch), lambda x: self.method.apply(self, x, bias)
+        return product(x) if self.adapters is None or ids is None else self.adapters(x, ids, product)
 
-    def _adapter_ids(self, batch: ForwardBatch | None) -> Tensor | None:
+    def adapter_ids(self, batch: ForwardBatch | None) -> Tensor | None:
         """Returns the rows' adapters [R] int32, None where none changes a result."""
-        return None if self.adapters is None or batch is None else batch.adapter_ids
+        return None if batch is None or self.adapters is None or self.adapters.is_empty else batch.adapter_ids
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import EngineError
-from vlm.layers.adapters.base import Adapters
+from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.context import ModelContext
 from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.parallel.collectives import ALONE, Ranks
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 
-def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE, adapters: Adapters | None = None) -> ModelContext:
+def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE, adapters: AdapterRoom | None = None) -> ModelContext:
     """Returns what one of an engine's networks, or a rank's part of it, is made in. Raises EngineError for weights that
     no method here keeps."""
     kind, options = engine.manifest.quantization, engine.manifest.quantization_options
@@ -60,7 +60,7 @@ def load_network(
     device: torch.device,
     ranks: Ranks = ALONE,
     *,
-    adapters: Adapters | None = None,
+    adapters: AdapterRoom | None = None,
 ) -> nn.Module:
     """Returns one role's network, or a rank's part of it, with these weights, which lie on `device`, and with room for
     adapters; nothing is initialized twice. Raises EngineError."""

@@ -37,6 +37,7 @@ TOKENIZER = (r"tokenizer.*", r"spiece\.model", r"sentencepiece.*\.model", r"voca
 POINTER = b"version https://git-lfs.github.com/spec/"
 HEAD = re.compile(r"\w+For(Sequence|Token|Image|Video|Audio|AudioFrame)Classification|\w+ForQuestionAnswering"
                   r"|\w+ForMultipleChoice|\w+ForNextSentencePrediction")  # fmt: skip
+LOADED = ("LORA", "IA3")  # those that models are run with
 PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")  # PEFT's kinds that keep rows of embeddings
 
 
@@ -72,7 +73,7 @@ def _adapter(model: ModelFiles) -> str:
         )
     if kind == "PREFIX_TUNING":
         return f"{what}, and keys and values of its own are not served; give --model {base or 'its base model'} alone"
-    if kind == "LORA":
+    if kind in LOADED:
         return f"{what}; give --model {base or 'its base model'} --lora NAME={model.name}"
     return (
         f"{what}; merge it in Python with PeftModel.from_pretrained(model, {model.name!r}).merge_and_unload() and"

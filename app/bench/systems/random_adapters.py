@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.layers.adapters.lora import Layers, LoraWeights
+from vlm.layers.adapters.base import Layers
+from vlm.layers.adapters.lora import LoraWeights
 from vlm.layers.linear import Linear
 from vlm.registry.catalogs import configs_of, family, model_spec
 from vlm_app.core.backend_names import MeasuredName

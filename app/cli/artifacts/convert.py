@@ -35,7 +35,8 @@ def convert(
         typer.Option(help="FairSeq: what splits texts before BPE, moses or none. [default: as the model was trained]"),
     ] = None,
     merge_lora: Annotated[
-        Path | None, typer.Option("--merge-lora", help="An adapter (LoRA, a folder of PEFT's) to add to the weights.")
+        Path | None,
+        typer.Option("--merge-lora", help="An adapter (LoRA or IA3, a folder of PEFT's) to merge into the weights."),
     ] = None,
     split: BuildConfig,
 ) -> None:

@@ -12,7 +12,8 @@ from vlm.errors import InputError
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import Model
-from vlm_app.cli.options.groups import LOADING_RANKS, takes
+from vlm_app.cli.options.extras import ADAPTERS, Extras
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.sources import from_arguments
 
@@ -25,7 +26,7 @@ SUFFIXES = (".npz", ".safetensors")
 
 
 @command
-@takes(options=LOADING_RANKS)
+@takes(extras=ADAPTERS, options=LOADING_ADAPTERS)
 def encode(
     *,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; - reads one a line from stdin.")] = None,
@@ -39,6 +40,7 @@ def encode(
     attentions: Annotated[bool, typer.Option("--attentions", help="Of every block, into --out.")] = False,
     src_lang: Annotated[str | None, typer.Option(help="Language code of the texts, where the model has them.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut the end off texts that are too long.")] = False,
+    extras: Extras,
     options: LoadOptions,
 ) -> None:
     """Run a model's encoder and keep what it gives.
@@ -52,12 +54,15 @@ def encode(
       vlm encode "A sentence." "And another." -o states.npz --hidden-states --attentions
       cat sentences.txt | vlm encode - > embeddings.jsonl
       vlm encode --model mini-nougat --image page.png -o page.safetensors
+      vlm encode "A sentence." "And another." --model ./t5 --lora-dir ./legal --lora-task-uids 0 -1
     """
     if (hidden_states or attentions) and out is None:
         raise InputError("--hidden-states and --attentions go into a file: give --out FILE.npz.")
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
-    inputs = _inputs(text or [], image or [])
+    inputs = [{**options.adapter, **each} for each in extras.on_inputs(_inputs(text or [], image or []))]
+    if image and any("lora" in each for each in inputs):
+        raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
     pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:

@@ -15,7 +15,7 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.options.common import DEFAULT_MODEL, Model
-from vlm_app.cli.options.groups import LOADING, Group, takes
+from vlm_app.cli.options.groups import LOADING_ADAPTER, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig
@@ -34,7 +34,7 @@ from vlm_app.ocr.readers.engines import EngineConfig
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
 from vlm_app.ocr.reports.job_report import configuration_of, job_report, report_path, write_report
 
-OCR_LOADING = LOADING.changed(
+OCR_LOADING = LOADING_ADAPTER.changed(
     max_batch_size={
         "flags": ("--batch-size", "--max-batch-size"),
         "help": "Pages read at once.",
@@ -73,7 +73,7 @@ def ocr(
     Examples:
       vlm ocr report.pdf -o text/
       vlm ocr scans/ letters/*.png -o text/ --format jsonl
-      vlm ocr book.pdf -o text/ --pages 1-4,7 --model facebook/nougat-base
+      vlm ocr book.pdf -o text/ --pages 1-4,7 --model facebook/nougat-base --lora books=./books-lora
       vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50 --report job.json
     """
     folder = location(out)

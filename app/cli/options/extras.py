@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class AdapterOptions:
     """The adapters of inputs, as the command line has them."""
 
-    lora_task_uids: str | None = option(
-        None, "Which --lora an input has, by its place among them: one number, or one for each: 0,1,-1; -1: none, the"
-        " base model.", default="a lone --lora; of several, what an input of a .jsonl file names as \"lora\"",
+    lora_task_uids: tuple[str, ...] = option(
+        (), "Which adapter an input has, by its place among --lora or --lora-dir: one number, or one for each: 0 1 -1"
+        " or 0,1,-1 (or repeat it); -1: none, the base model.", metavar="NUMBER...",
+        default="a lone adapter; of several, what an input of a .jsonl file names as \"lora\"",
     )  # fmt: skip
 
 
@@ -51,10 +52,14 @@ class Extras:
 
 
 def _from_options(values: dict[str, Any]) -> Extras:
-    tables = read_tables(values.get("prompt_table"), values.get("tasks"))
+    return Extras((read_tables(values.get("prompt_table"), values.get("tasks")), *_adapters(values).fields))
+
+
+def _adapters(values: dict[str, Any]) -> Extras:
     uids = values.get("lora_task_uids")
-    numbers = (None,) if uids is None else numbers_of("--lora-task-uids", uids)
-    return Extras((tables, PerInput("lora", numbers, "--lora-task-uids")))
+    numbers = (None,) if uids is None else numbers_of("--lora-task-uids", ",".join(uids))
+    return Extras((PerInput("lora", numbers, "--lora-task-uids"),))
 
 
 EXTRAS = Group.from_fields(None, _from_options, TableOptions, AdapterOptions)
+ADAPTERS = Group.from_fields(None, _adapters, AdapterOptions)

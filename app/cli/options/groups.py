@@ -17,9 +17,10 @@ from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.cli.options.several import with_each_flag
 from vlm_app.core import load_options
 from vlm_app.core.backend_names import described_backends, described_quantizations
-from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.load_options import AdapterFolders, LoadOptions
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Group:
         words = [option.help, "Repeat it for more." * again, f"[default: {option.default}]" * bool(option.default)]
         info = typer.Option(
             *(option.flags or (default_flag(name),)), help=" ".join(filter(None, words)), envvar=option.env,
-            rich_help_panel=self.title,
+            metavar=option.metavar, rich_help_panel=self.title,
         )  # fmt: skip
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None,
@@ -124,7 +125,12 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists options under the titles of their groups."""
+    """A command whose help lists options under the titles of their groups, and some of whose flags several values may
+    follow."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        metavars = {flag: parameter.metavar for parameter in self.params for flag in parameter.opts}
+        return super().parse_args(ctx, with_each_flag(args, metavars))
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:
         titles: dict[str, list[tuple[str, str]]] = {}
@@ -168,8 +174,8 @@ _when_unset = {
     "backend": "as built, or torch",
 }
 SERVING = (  # of a server, whose requests may have adapters and name tasks
-    Group.from_fields("Engine", LoadOptions.from_dict, RuntimeConfig, BuildConfig)
-    .only("device", "devices", *load_options.BUILD, *load_options.RUNTIME[2:])
+    Group.from_fields("Engine", LoadOptions.from_dict, RuntimeConfig, BuildConfig, AdapterFolders)
+    .only("device", "devices", *load_options.BUILD, *load_options.RUNTIME[2:], "lora_dir")
     .changed(**{name: {"default": words} for name, words in _when_unset.items()})
     .changed(
         dtype={"help": BUILD.options["dtype"].help.replace(", and that of the weights", "")},
@@ -177,5 +183,6 @@ SERVING = (  # of a server, whose requests may have adapters and name tasks
     )
 )
 LOADING_ADAPTERS = SERVING.without("prompt_table")  # of verbs that run one engine, whose inputs may have adapters
-LOADING_RANKS = LOADING_ADAPTERS.without("lora", "max_loras", "max_lora_rank")
-LOADING = LOADING_RANKS.without("devices")
+# of jobs, whose inputs have all the same one; they say themselves on which devices
+LOADING_ADAPTER = LOADING_ADAPTERS.without("devices", "max_loras", "max_cpu_loras", "max_lora_rank")
+LOADING = LOADING_ADAPTER.without("lora", "lora_dir")

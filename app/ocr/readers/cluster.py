@@ -151,13 +151,13 @@ class _Engine:
     """Reads batches of pages; events pass through."""
 
     def __init__(self, engine: EngineConfig, sampling: dict[str, Any]):
-        self._pipeline, self._sampling = engine.here().pipeline(), sampling
+        self._pipeline, self._options = engine.here().pipeline(), {**engine.adapter, **sampling}
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
         events = [bytes(event) for event in batch["event"] if event]
         due = [i for i, event in enumerate(batch["event"]) if not event]
         inputs = (pickle.loads(batch["image"][i]) for i in due)
-        for index, result in self._pipeline.as_completed(inputs, on_error="yield", **self._sampling):
+        for index, result in self._pipeline.as_completed(inputs, on_error="yield", **self._options):
             document, page = (int(batch[name][due[index]]) for name in ("document", "page"))
             events.append(pickle.dumps(page_event(document, page, result)))
         return {"event": events}

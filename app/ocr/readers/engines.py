@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vlm.artifacts.files import canonical_json
+from vlm.artifacts.files import canonical_json, sha256_of
 from vlm.backends.threads import usable_cpus
+from vlm.errors import InputError, listed
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.ocr.documents.pages import InProcess
 
@@ -59,9 +60,27 @@ class EngineConfig:
         if "max_batch_size" not in options.build and on == "cuda" and locate(model).kind != "engine":
             options = options.overridden_by(LoadOptions({"max_batch_size": cls.CUDA_BATCH_SIZE}))
         path = options.resolve(model, on, progress)
+        cls._check_adapters(path, options)
         build_config = EngineDir.open(path, verify=False).build
         options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
         return cls(path, model, options, devices, workers, exact_pixels)
+
+    @staticmethod
+    def _check_adapters(path: Path, options: LoadOptions) -> None:
+        """Raises InputError for several adapters, and what read_adapter raises for one that cannot be loaded."""
+        from vlm.api.adapters import read_adapter
+        from vlm.artifacts.engine_dir import EngineDir
+
+        folders = options.runtime_config().lora_folders
+        if len(folders) > 1:
+            raise InputError(f"--lora names {listed(folders)}; all pages are read with one adapter: give one of them.")
+        for folder in folders.values():
+            read_adapter(EngineDir.open(path, verify=False), folder)
+
+    @property
+    def adapter(self) -> dict[str, str]:
+        """Returns the adapter that all pages are read with, by what `Pipeline.as_completed` calls it."""
+        return self.options.adapter
 
     def here(self) -> EngineConfig:
         """Returns the same engine on another machine, built there where its folder is not shared."""
@@ -78,6 +97,9 @@ class EngineConfig:
         model = f"{manifest.family} {mark}"
         more = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
         more |= {"exact_pixels": True} if self.exact_pixels else {}
+        for folder in self.options.runtime_config().lora_folders.values():
+            files = {file.name: sha256_of(file) for file in folder.glob("adapter_*")}
+            more["adapter"] = hashlib.sha256(canonical_json(files).encode()).hexdigest()[:12]
         return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens, **more}
 
     @property

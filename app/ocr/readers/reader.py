@@ -36,8 +36,9 @@ class PipelineReader:
 
     engines = 1
 
-    def __init__(self, pipeline: Pipeline, renderer: Renderer | None = None):
-        self.pipeline, self.renderer = pipeline, renderer or InProcess()
+    def __init__(self, pipeline: Pipeline, renderer: Renderer | None = None, options: Mapping[str, Any] | None = None):
+        """`options` of all reading: `sampling` changes from one to another."""
+        self.pipeline, self.renderer, self._options = pipeline, renderer or InProcess(), options or {}
         self._meter = Meter(pipeline, self.renderer)
         self._thread: EngineThread | None = None
 
@@ -46,7 +47,7 @@ class PipelineReader:
         """Loads an engine on its first device. Raises what `vlm.load` raises."""
         renderer = engine.renderer()  # starts while the model loads
         try:
-            return cls(engine.pipeline(), renderer)
+            return cls(engine.pipeline(), renderer, engine.adapter)
         except BaseException:
             renderer.close()
             raise
@@ -89,10 +90,10 @@ class PipelineReader:
 
     # --- in the engine's thread ---
     def _run(self, works: Iterator[Work], sampling: Mapping[str, Any], limit: int | None, put: Put) -> None:
-        pages = itertools.islice(self._pages(works, put, in_order=limit is not None), limit)
+        pages, options = itertools.islice(self._pages(works, put, in_order=limit is not None), limit), self._options
         with (
             contextlib.closing(PageFeed(pages)) as feed,
-            contextlib.closing(self.pipeline.as_completed(feed, on_error="yield", **sampling)) as results,
+            contextlib.closing(self.pipeline.as_completed(feed, on_error="yield", **options, **sampling)) as results,
         ):
             for number, result in self._meter.watched(results):
                 put(page_event(*feed.pages.pop(number), result))

@@ -20,6 +20,7 @@ from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.inputs import Row, without_padding
 from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
 from vlm_app.server.tensors.parameters import check, with_options
+from vlm_app.server.tensors.settings import adapter_of
 from vlm_app.server.tensors.specs import check_tensors
 from vlm_app.server.tensors.wire import InferRequest
 
@@ -75,13 +76,13 @@ def _checked(inputs: Tensors) -> Tensors:
         return check_tensors(inputs, ENCODER_IN)[1]
     if "text_input" not in inputs:
         raise InputError("there is nothing to encode; give input_ids, or text_input.")
-    return check_tensors(inputs, (*ENCODER_TEXT_IN, ENCODER_IN[-1]))[1]
+    return check_tensors(inputs, ENCODER_TEXT_IN)[1]
 
 
 def _source(row: Row) -> dict[str, Any]:
     if "input_ids" in row:
-        return {"input_ids": without_padding(row, "input_ids", "sequence_length")}
-    return {"text": row["text_input"].decode("utf-8", "replace")}
+        return {"input_ids": without_padding(row, "input_ids", "sequence_length"), **adapter_of(row)}
+    return {"text": row["text_input"].decode("utf-8", "replace"), **adapter_of(row)}
 
 
 def _check_size(service: Service, rows: int, width: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlm.api.pipeline import Pipeline
-from vlm.errors import InputError, ModelNotFoundError, VlmError, listed
+from vlm.errors import ConfigError, InputError, ModelNotFoundError, VlmError, listed
 from vlm_app.server.core.errors import Forbidden
 from vlm_app.server.repository.repository import Entry, scan
 from vlm_app.server.repository.service import Services
@@ -57,12 +57,22 @@ class Repositories:
         """Raises a VlmError with one sentence, which is kept for the index."""
         entry = self.entry(name)
         try:
+            self._check_adapters(entry)
             pipeline = self.loader.entry(entry)
         except VlmError as error:
             self.entries[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
             raise
         self.loaded_entries[name] = entry
         return pipeline
+
+    def _check_adapters(self, entry: Entry) -> None:
+        """Raises ConfigError for an adapter that is called as a model here, or as an adapter of another one: requests
+        name either in one way."""
+        others = [each for each in self.loaded_entries.values() if each.name != entry.name]
+        names = {*self.entries, *(adapter for each in others for adapter in each.adapters)}
+        if both := sorted(names.intersection(entry.adapters)):
+            raise ConfigError(f"{entry.where}: lora names {listed(both)}, which is something else's name here, too;"
+                              " give the adapter another one.")  # fmt: skip
 
 
 class Control:

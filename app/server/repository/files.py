@@ -46,6 +46,10 @@ class Tree:
         with reaching(path):
             return path.read_bytes().decode("utf-8", "replace")
 
+    def holds(self, at: PurePosixPath) -> bool:
+        """Says whether a folder is there, and not empty."""
+        return any(file.is_relative_to(at) for file in self.stamps)
+
     def stamp(self, at: PurePosixPath) -> str:
         """Changes with the files of a folder."""
         files = sorted((str(file), stamp) for file, stamp in self.stamps.items() if file.is_relative_to(at))

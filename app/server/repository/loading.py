@@ -59,20 +59,20 @@ class Loader:
         """Loads a model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""
         for note in entry.config.notes:
             warnings.warn(note, VlmWarning, stacklevel=2)
-        pipeline = self.model(entry.fetched(self._progress), self._without_device(entry))
+        options = self._without_device(entry.local_options(self._progress), entry.where)
+        pipeline = self.model(entry.fetched(self._progress), options)
         self._unfinished = True
         entry.config.check_family(pipeline.family.name, entry.where)
         self._unfinished = False
         return pipeline
 
-    def _without_device(self, entry: Entry) -> LoadOptions:
+    def _without_device(self, options: LoadOptions, where: Path) -> LoadOptions:
         """Returns the options: a device of the command line comes before that of the instance group."""
-        options, device = entry.options, self._options.runtime.get("device")
-        own = options.runtime.get("device")
+        device, own = self._options.runtime.get("device"), options.runtime.get("device")
         if device is None or own is None:
             return options
         if own != device:
-            warnings.warn(f"{entry.where}: its instance_group is for {own}; --device {device} is taken.", VlmWarning,
+            warnings.warn(f"{where}: its instance_group is for {own}; --device {device} is taken.", VlmWarning,
                           stacklevel=3)  # fmt: skip
         runtime = {name: value for name, value in options.runtime.items() if name != "device"}
         return replace(options, runtime=runtime)

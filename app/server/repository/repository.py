@@ -5,7 +5,8 @@ https://github.com/triton-inference-server/server: docs/user_guide/model_reposit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import posixpath
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -43,6 +44,22 @@ class Entry:
         return self.config.options
 
     @property
+    def adapters(self) -> list[str]:
+        """Returns the names of its adapters."""
+        return list(self.options.runtime_config().lora_folders)
+
+    def local_options(self, progress: Progress | None = None) -> LoadOptions:
+        """Returns the same with adapters on this disk. Raises ConfigError for one that is not in the repository."""
+        return self.options.with_adapters_at(lambda folder: self._local_adapter(folder, progress))
+
+    def _local_adapter(self, folder: str, progress: Progress | None) -> Path:
+        if Path(folder).is_absolute():
+            return Path(folder)
+        if not self.tree.holds(at := PurePosixPath(folder)):
+            raise ConfigError(f"{self.where}: lora names {folder}, which is not in {self.tree.root}; put it there.")
+        return self.tree.local(at, progress)
+
+    @property
     def service_options(self) -> dict[str, Any]:
         """Returns what a Service is told of it."""
         config = self.config
@@ -50,8 +67,9 @@ class Entry:
 
     @property
     def stamp(self) -> str:
-        """Changes with its files and its version."""
-        return f"{self.tree.stamp(self.place)}-{self.config}"
+        """Changes with its files, those of its adapters, and its version."""
+        places = (self.place, *map(PurePosixPath, self.options.runtime_config().lora_folders.values()))
+        return "-".join((*map(self.tree.stamp, places), str(self.config)))
 
     def fetched(self, progress: Progress | None = None) -> Path:
         """Returns the folder on this disk. Raises ConfigError where its configuration names one that is not there."""
@@ -99,7 +117,7 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
         raise config
     if not (steps := _steps(config)):
         if config is not None and config.backend == BACKEND:  # what it cannot have comes before what is not there
-            ServedConfig.from_proto(config, tree.root / name / CONFIG)
+            _served(tree, name, config)
         version = _version(tree, name, config)
         return _single(tree, name, version, config)
     outcomes = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
@@ -111,18 +129,25 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
             f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."
         )
     [engine] = engines
-    whole = engine.config.within(ServedConfig.from_proto(config, tree.root / name / CONFIG))
+    whole = engine.config.within(_served(tree, name, config))
     return Entry(name, _version(tree, name, config), engine.place, tree=tree, config=whole)
 
 
 def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
     """Returns a model that is no ensemble. What is in its folder is looked at first: a step of an ensemble may be any
     model."""
-    where, folder = tree.root / name / CONFIG, PurePosixPath(name, version)
+    folder = PurePosixPath(name, version)
     filename = "" if config is None else config.default_model_filename
     place = folder if _names_checkpoint(config) else _place(tree, folder, filename or FOLDER)
-    served_config = ServedConfig() if config is None else ServedConfig.from_proto(config, where)
+    served_config = ServedConfig() if config is None else _served(tree, name, config)
     return Entry(name, version, place, tree=tree, config=served_config)
+
+
+def _served(tree: Tree, name: str, config: Any) -> ServedConfig:
+    """Reads a model's configuration, whose adapters lie in the model's folder."""
+    served_config = ServedConfig.from_proto(config, tree.root / name / CONFIG)
+    in_repository = lambda folder: posixpath.normpath(posixpath.join(name, folder))  # noqa: E731
+    return replace(served_config, options=served_config.options.with_adapters_at(in_repository))
 
 
 def _names_checkpoint(config: Any) -> bool:

@@ -27,7 +27,7 @@ _WORDS = {"true": True, "false": False}
 def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
     """Returns the parameters of a Triton configuration that say the same."""
     values = {**options.build, **options.runtime}
-    return {name: {"string_value": str(values[name])} for name in PARAMETERS if name in values}
+    return {name: {"string_value": _word(values[name])} for name in PARAMETERS if name in values}
 
 
 def options_from_words(words: Mapping[str, str]) -> LoadOptions:
@@ -39,12 +39,19 @@ def _value(name: str, word: str) -> Any:
     """Reads a parameter as its field's type. Raises ConfigError."""
     config = RuntimeConfig if name in RUNTIME else BuildConfig
     kind = without_none(typing.get_type_hints(config)[name])
+    if typing.get_origin(kind) is tuple:
+        return tuple(each.strip() for each in word.split(","))
     read = options_of(config)[name].read or (_switch if kind is bool else kind)
     try:
         return read(word)
     except ValueError:
         expected = "true or false" if kind is bool else "a number"
         raise ConfigError(f"the parameter {name} is {word!r}; it must be {expected}.") from None
+
+
+def _word(value: Any) -> str:
+    """Returns what `_value` reads."""
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _switch(word: str) -> bool:

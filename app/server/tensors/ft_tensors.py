@@ -11,7 +11,6 @@ from vlm.errors import InputError
 NONE: tuple[int, ...] = ()
 # name -> (neutral values, what to do instead)
 INPUTS = {
-    "ia3_tasks": (NONE, "IA3 adapters are not loaded; merge one into the weights and serve those"),
     "is_return_context_embeddings": ((0,), "context embeddings are not given; leave it out, or false"),
     "request_prompt_type": ((0, 1), "rows of request_prompt_embedding stand before the ids: 1, a soft prompt"),
     "session_len": (NONE, "no session is kept; send all of a conversation in each request"),

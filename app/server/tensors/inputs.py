@@ -18,7 +18,7 @@ from vlm.requests.pixels import ImagePixels
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
-from vlm_app.server.tensors.settings import SCALARS, settings_of
+from vlm_app.server.tensors.settings import SCALARS, adapter_of, settings_of
 from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN, check_tensors
 
 Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
@@ -81,7 +81,7 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
         source["encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids"] = ids
     if "decoder_input_ids" in row and processor.config.cross_attention:
         source["decoder_prompt_token_ids"] = without_padding(row, "decoder_input_ids", "decoder_input_lengths")
-    return GenerationInput({**source, **_start(processor, row)}, [], _sampling(row))
+    return GenerationInput({**source, **_start(processor, row), **adapter_of(row)}, [], _sampling(row))
 
 
 def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:
@@ -105,7 +105,7 @@ def without_padding(row: Row, name: str, lengths: str) -> list[int]:
 
 def _of_text(processor: Processor, row: Row) -> GenerationInput:
     source, files = read_text(processor, row)
-    return GenerationInput({**source, **_task(row), **_start(processor, row)}, files, _sampling(row))
+    return GenerationInput({**source, **_task(row), **_start(processor, row), **adapter_of(row)}, files, _sampling(row))
 
 
 def _task(row: Row) -> dict[str, Any]:

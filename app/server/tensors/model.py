@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vlm.processing.processor import Processor
+from vlm_app.server.tensors.settings import ADAPTER, SCALARS
 from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 from vlm_app.server.tensors.wire import DTYPES
 
@@ -22,9 +23,9 @@ TYPES = {
 LENGTHS_OUT = (TensorSpec(INPUT_LENGTHS, "UINT32", (-1,)),)
 FOLLOW_IDS = ("output_ids", "sequence_length", INPUT_LENGTHS)
 
-ENCODER_IN = (*(spec for spec in IDS_IN if spec.name in ("input_ids", "sequence_length")),
-              TensorSpec("is_return_attentions", "BOOL", (1,)))  # fmt: skip
-ENCODER_TEXT_IN = tuple(spec for spec in TEXT_IN if spec.name == "text_input")
+_ENCODER_OPTIONS = (TensorSpec("is_return_attentions", "BOOL", (1,)), TensorSpec(ADAPTER, SCALARS[ADAPTER], (1,)))
+ENCODER_IN = (*(spec for spec in IDS_IN if spec.name in ("input_ids", "sequence_length")), *_ENCODER_OPTIONS)
+ENCODER_TEXT_IN = (*(spec for spec in TEXT_IN if spec.name == "text_input"), *_ENCODER_OPTIONS)
 KNOWN_INPUTS = {spec.name for spec in (*IDS_IN, *TEXT_IN, *ENCODER_IN)} | SAME.keys()
 KNOWN_OUTPUTS = {*TYPES, *HIDDEN, ATTENTIONS}
 
@@ -66,9 +67,10 @@ class ModelTensors:
             TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
         )
-        texts = ENCODER_TEXT_IN if processor.tokenizer else ()
-        optional = tuple(replace(spec, optional=True) for spec in ENCODER_IN) if texts else ENCODER_IN
-        return cls((*optional, *texts), outputs, datatypes)
+        if not processor.tokenizer:
+            return cls(ENCODER_IN, outputs, datatypes)
+        either = {spec.name: replace(spec, optional=True) for spec in (*ENCODER_IN, *ENCODER_TEXT_IN)}
+        return cls(tuple(either.values()), outputs, datatypes)
 
     def cast(self, outputs: Tensors, inputs: Tensors, names: Collection[str] | None) -> Tensors:
         """Returns the outputs in their types; ids come as those of a request do, where no configuration declares them.

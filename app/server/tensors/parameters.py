@@ -19,7 +19,7 @@ SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
 OF_INPUTS, OF_OUTPUTS = ("binary_data_size",), ("binary_data", "classification")
 ALLOWED = ("binary_data_output", "priority", "sequence_id", "timeout", EMPTY_FINAL)
 LONGEST = 2**53  # µs; a float holds it exactly
-DTYPES = {"UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+DTYPES = {"INT32": np.int32, "UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 
 
 @dataclass(frozen=True)

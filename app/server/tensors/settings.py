@@ -12,7 +12,9 @@ from vlm.options import Offer, Option, options_of, without_none
 from vlm.ranges import Range
 from vlm.requests.sampling_params import SamplingParams
 
-OTHERS = {"is_return_log_probs": "BOOL", "start_id": "UINT32", "end_id": "UINT32"}  # no settings of SamplingParams
+ADAPTER = "lora_task_uids"
+# no settings of SamplingParams
+OTHERS = {"is_return_log_probs": "BOOL", "start_id": "UINT32", "end_id": "UINT32", ADAPTER: "INT32"}
 
 
 def offered() -> dict[str, tuple[str, Offer]]:
@@ -31,6 +33,11 @@ def settings_of(row: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Returns the settings that one row of tensors holds, by their fields."""
     values = {field: (row[name].item(), offer.read) for name, (field, offer) in OFFERED.items() if name in row}
     return {field: read(value) if read else value for field, (value, read) in values.items()}
+
+
+def adapter_of(row: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Returns what one row of tensors says of its input's adapter, as the pipeline's inputs have it: its number."""
+    return {"lora": int(row[ADAPTER])} if ADAPTER in row else {}
 
 
 def _datatype(hint: Any, option: Option) -> str:

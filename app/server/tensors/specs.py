@@ -9,7 +9,7 @@ import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
 from vlm.processing.processor import Processor
-from vlm_app.server.tensors.settings import SCALARS
+from vlm_app.server.tensors.settings import ADAPTER, SCALARS
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,13 @@ class TensorSpec:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
 
 
-SAME = {"input_lengths": "sequence_length", "request_output_len": "max_output_len"}  # GPT's names -> T5's
+# names of FasterTransformer's GPT, and of other kinds of tasks -> T5's and ours
+SAME = {
+    "input_lengths": "sequence_length",
+    "request_output_len": "max_output_len",
+    "task_id": ADAPTER,
+    "ia3_tasks": ADAPTER,
+}
 
 _OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, datatype in SCALARS.items())
 _WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
@@ -80,7 +86,7 @@ def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[Tens
 def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
     """Returns (size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
-    tensors = {SAME.get(name, name): array for name, array in inputs.items()}
+    tensors = _own_names(inputs)
     if unknown := [name for name in tensors if name not in by_name]:
         raise InputError(f"{listed(unknown)} is no input here; inputs are {listed(by_name, 40)}.")
     sizes = {array.shape[0] if array.ndim else 0 for array in tensors.values()}
@@ -92,6 +98,15 @@ def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) 
     return size, {
         n: _fitted(array, by_name[n], size) for n, array in tensors.items() if not _is_absent(array, by_name[n])
     }
+
+
+def _own_names(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors under T5's names. InputError for two of one name."""
+    tensors = {SAME.get(name, name): array for name, array in inputs.items()}
+    if len(tensors) < len(inputs):
+        twice = [name for name in inputs if len([n for n in inputs if SAME.get(n, n) == SAME.get(name, name)]) > 1]
+        raise InputError(f"{listed(twice)} say the same; give one of them.")
+    return tensors
 
 
 def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:

@@ -1,7 +1,7 @@
-"""What an adapter adds to Hugging Face's modules -> what it adds to the Linear layers of each network.
+"""What an adapter changes of Hugging Face's modules -> what it changes of the Linear layers of each network.
 
-The family's own weight rules say where: a rule that joins, turns or reorders the rows of weights does the same to the
-rows of B.
+The family's own weight rules say where: a rule that joins, turns or reorders the rows of weights does the same to what
+an adapter has for each row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlm.convert.adapters.peft import read_peft
 from vlm.convert.roles import named_tensors, partition_tensors
 from vlm.convert.rules import Step
 from vlm.errors import CheckpointError, listed
-from vlm.layers.adapters.lora import Layers, LoraWeights
+from vlm.layers.adapters.base import AdapterWeights, Layers
 from vlm.layers.linear import Linear
 from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
@@ -28,13 +28,13 @@ from vlm.registry.spec import FamilySpec, ModelSpec
 PER_ROW = ("encoder", "decoder")  # roles whose networks know of each row which request it is of
 
 
-def read_lora(
+def read_layers(
     folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...] = PER_ROW
 ) -> dict[str, Layers]:
-    """Returns what the adapter of a folder adds to each network of a model, by role. Raises ConfigError for a kind of
-    adapter that is not done; CheckpointError for a damaged one, and for one of another model, which names all modules
-    that these networks have not, or of another shape."""
-    config, modules = read_peft(folder)
+    """Returns what the adapter of a folder changes of each network of a model, by role. Raises ConfigError for a kind
+    of adapter that is not done; CheckpointError for a damaged one, and for one of another model, which names all
+    modules that these networks have not, or of another shape."""
+    base, modules = read_peft(folder)
     names = named_tensors(_by_weight(modules), spec)
     by_role = partition_tensors(names, spec.roles)
     placing = {
@@ -47,8 +47,8 @@ def read_lora(
     if strays := sorted(modules.keys() - {name for each in placing.values() for name in each.placed}):
         errors.append(f"{listed(strays)} is no linear layer of its {' or '.join(placing)}{_elsewhere(spec, placing)}")
     if errors:
-        base = f"; it was made for {config.base}" if config.base else ""
-        raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{base}.")
+        made_for = f"; it was made for {base}" if base else ""
+        raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{made_for}.")
     return {role: each.layers for role, each in placing.items()}
 
 
@@ -58,7 +58,7 @@ def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
     return f" (vlm convert --merge-lora takes its {others[0]} network's, too)" if others else ""
 
 
-def _by_weight(modules: Mapping[str, LoraWeights]) -> dict[str, Any]:
+def _by_weight(modules: Mapping[str, AdapterWeights]) -> dict[str, Any]:
     """Returns the modules' names by those of their weights, which rules and prefixes are about."""
     return {f"{name}.weight": name for name in modules}
 
@@ -69,11 +69,11 @@ class _Placing:
 
     model: ModelSpec
     config: Any
-    layers: dict[str, list[LoraWeights]] = field(default_factory=lambda: defaultdict(list))
+    layers: dict[str, list[AdapterWeights]] = field(default_factory=lambda: defaultdict(list))
     placed: set[str] = field(default_factory=set)  # modules, those of a wrong shape included
     errors: list[str] = field(default_factory=list)
 
-    def place(self, modules: Mapping[str, LoraWeights], names: Mapping[str, str]) -> None:
+    def place(self, modules: Mapping[str, AdapterWeights], names: Mapping[str, str]) -> None:
         """Takes the modules that are of this network; `names`: theirs, by those of their weights here."""
         linears = {n: m for n, m in self.model.skeleton(self.config).named_modules() if isinstance(m, Linear)}
         for step in (step for rule in self.model.rules(self.config) for step in rule.steps(names)):
@@ -86,14 +86,15 @@ class _Placing:
                     self.placed.add(names[source])
                     self._add(step, source, targets, names[source], modules[names[source]])
 
-    def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, weights: LoraWeights) -> None:
+    def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, change: AdapterWeights) -> None:
         sizes, width = _source_sizes(step, targets), next(iter(targets.values())).in_features
-        shape, expected = [len(weights.b), weights.a.shape[1]], [sizes.get(source), width]
-        if shape != expected:
-            self.errors.append(f"{module} is {shape} and should be {expected}")
+        try:
+            placed = change.placed((sizes.get(source, 0), width), lambda values: _spread(step, source, values, sizes))
+        except ValueError as error:
+            self.errors.append(f"{module} {error}")
             return
-        for path, b in zip(targets, _spread(step, source, weights.b, sizes), strict=True):
-            self.layers[path].append(LoraWeights(weights.a, b))
+        for path, each in zip(targets, placed, strict=True):
+            self.layers[path].append(each)
 
 
 def _source_sizes(step: Step, targets: Mapping[str, Linear]) -> dict[str, int]:
@@ -102,8 +103,9 @@ def _source_sizes(step: Step, targets: Mapping[str, Linear]) -> dict[str, int]:
     return dict(zip(step.sources, [sum(parts)] if len(step.sources) == 1 else parts, strict=False))
 
 
-def _spread(step: Step, source: str, b: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
-    """Returns the rows [out, rank] of each target, zeros where they are of other sources: b goes the way of the weight
-    whose rows it has."""
-    stand_ins = [b if name == source else b.new_zeros(size, b.shape[1]) for name, size in sizes.items()]
+def _spread(step: Step, source: str, values: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
+    """Returns the rows [out, k] of each target, zeros where they are of other sources: values go the way of the weight
+    of whose rows they are."""
+    others = {name: values.new_zeros(size, values.shape[1]) for name, size in sizes.items()}
+    stand_ins = [*(others | {source: values}).values()]
     return step.run([each.T for each in stand_ins] if step.transposes else stand_ins)

@@ -2,21 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from vlm.config import RuntimeConfig
+
+Product = Callable[[Tensor], Tensor]  # what a Linear computes of x [R, in]: [R, out]
+Move = Callable[
+    [Tensor], list[Tensor]
+]  # values [out, k] of a weight's rows -> those of each layer that has some of them
 
 
-class Adapters(Protocol):
-    """Makes the banks of one kind of adapters, for as many and as large ones as it was made for. One object serves all
-    layers."""
+class AdapterWeights(Protocol):
+    """What one adapter changes of a layer: an object of its kind."""
 
-    def bank(self, in_features: int, part_sizes: Mapping[str, int]) -> nn.Module | None:
-        """Returns what a Linear of these sizes is to hold, or None where adapters leave it as it is.
-
-        The bank has the tensors of all adapters, each in a slot. Its forward(x [..., in], y [..., out], adapter_ids [R]
-        int32, their slots) returns y, the Linear's own result, changed for each row by its adapter; NO_ADAPTER changes
-        nothing. It may change y in place.
-        """
+    @property
+    def rank(self) -> int:
+        """Returns the rank that a bank must have room for, 0 in kinds without one."""
         ...
+
+    def placed(self, shape: tuple[int, int], move: Move) -> Sequence[AdapterWeights]:
+        """Returns what is changed of each layer that a weight [out, in] of this shape becomes a part of; the rows of
+        other weights stay as they are. Raises ValueError for an adapter of another shape."""
+        ...
+
+    def part(self, rows: slice, columns: slice) -> AdapterWeights | None:
+        """Returns what is changed of these rows, whose inputs are these columns; None where that is nothing."""
+        ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> AdapterWeights: ...
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """Returns a weight [out, in], in float32, with the change in it."""
+        ...
+
+    def merged_bias(self, bias: Tensor) -> Tensor:
+        """Returns a bias [out], in float32, with the change in it."""
+        ...
+
+    def bank(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom) -> KindBank:
+        """Returns what holds changes of this kind for one Linear; it is empty."""
+        ...
+
+
+class KindBank(Protocol):
+    """Holds what adapters of one kind change of a Linear, each in its slot."""
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """Returns what there is room for: it grows when adapters change what none has changed."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forgets what lies in a slot."""
+        ...
+
+    def put(self, slot: int, part: str, weights: Any) -> None:
+        """Takes what an adapter changes of a part, on the device and in the type that the layer computes in."""
+        ...
+
+    def __call__(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
+        """Computes the product of x [R, in], changed for each row by its adapter."""
+        ...
+
+
+# by the path of a Linear: what is changed of it, by each of the modules that it is made of
+Layers = Mapping[str, Sequence[AdapterWeights]]
+
+
+def rank_of(adapter: Mapping[str, Layers]) -> int:
+    """Returns the highest rank of an adapter, of whose networks this is what it changes of them; 0: it has none."""
+    return max((each.rank for layers in adapter.values() for changes in layers.values() for each in changes), default=0)
+
+
+@dataclass(frozen=True)
+class AdapterRoom:
+    """Makes the banks of so many adapters, none of a higher rank. One object serves all layers."""
+
+    max_loras: int
+    max_rank: int
+
+    @classmethod
+    def from_runtime(cls, runtime: RuntimeConfig) -> AdapterRoom | None:
+        """Returns the room that a runtime has for adapters; None where it has none."""
+        count, rank = runtime.max_loras, runtime.max_lora_rank
+        return None if count is None or rank is None else cls(count, rank)
+
+    def bank(self, in_features: int, part_sizes: Mapping[str, int]) -> AdapterBank:
+        """Returns what a Linear of these sizes is to hold."""
+        return AdapterBank(in_features, part_sizes, self)
+
+
+class AdapterBank(nn.Module):
+    """Holds what all adapters change of one Linear. A kind of them has room once an adapter of it changes the layer:
+    what none changes costs nothing."""
+
+    def __init__(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom):
+        super().__init__()
+        self.in_features, self.part_sizes, self.room = in_features, part_sizes, room
+        self._kinds: dict[type[AdapterWeights], KindBank] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Says whether no adapter has changed the layer."""
+        return not self._kinds
+
+    @property
+    def parts(self) -> list[tuple[type[AdapterWeights], Any]]:
+        """Returns what there is room for, of each kind."""
+        return [(kind, part) for kind, bank in self._kinds.items() for part in bank.parts]
+
+    def clear(self, slot: int) -> None:
+        """Forgets what lies in a slot, of whichever kind."""
+        for bank in self._kinds.values():
+            bank.clear(slot)
+
+    def put(self, slot: int, part: str, weights: AdapterWeights) -> None:
+        """Takes what an adapter changes of a part, on the device and in the type that the layer computes in."""
+        kind = type(weights)
+        if kind not in self._kinds:
+            self._kinds[kind] = weights.bank(self.in_features, self.part_sizes, self.room)
+        self._kinds[kind].put(slot, part, weights)
+
+    def forward(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
+        """Computes the product of x [R, in], changed for each row by its adapter, adapter_ids [R] int32 being their
+        slots; NO_ADAPTER changes nothing."""
+        for bank in self._kinds.values():
+            product = functools.partial(bank, adapter_ids=adapter_ids, product=product)
+        return product(x)

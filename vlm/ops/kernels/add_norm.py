@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.norms_ahead import Norm, NormsAhead
 
 ELEMENTS = 2048  # a program's, where rows are short and very many
 MANY = 4096
@@ -44,16 +45,24 @@ def _add_norm(
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Returns s = x + delta in x's type and its norm in weight's type, [..., C]: layer norm, or RMS norm where there is
     no bias."""
-    x, add = x.contiguous(), delta is not None
+    x = x.contiguous()
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
-    width = x.shape[-1]
-    count = x.numel() // width
-    stream = torch.empty_like(x) if add else x
+    stream = x if delta is None else torch.empty_like(x)
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
-    padded = triton.next_power_of_2(width)
+    norm = Norm(x, delta, weight, bias, eps, stream, out, _launch)
+    if (ahead := NormsAhead.current()) is not None and norm.fits:
+        ahead.put(norm)
+    else:
+        norm.launch()
+    return stream, out
+
+
+def _launch(norm: Norm) -> None:
+    x, weight, width = norm.x, norm.gain, norm.x.shape[-1]
+    count, padded = x.numel() // width, triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // padded) if count >= MANY else 1
     _add_norm[(triton.cdiv(count, rows),)](
-        x, delta if add else x, weight, weight if bias is None else bias, stream, out, count, eps,
-        C=width, ROWS=rows, WIDTH=padded, ADD=add, CENTRE=bias is not None, num_warps=4,
+        x, x if norm.delta is None else norm.delta, weight, weight if norm.shift is None else norm.shift, norm.stream,
+        norm.row, count, norm.eps,
+        C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, CENTRE=norm.shift is not None, num_warps=4,
     )  # fmt: skip
-    return stream, out

@@ -1,16 +1,19 @@
-// The product of a row with a weight that comes through shared memory in boxes (compute capability 9.0 and up).
+// The product of a row with a weight that comes through shared memory in boxes (compute capability 9.0 and up), and the
+// norm ahead of it, if there is one.
 //
-// A program computes tiles of 16 outputs. One warp copies: it requests the first STAGES parts of the weight before the
-// kernels ahead of this one have ended, and each further one as soon as its place is free. WARPS warps multiply: of a
-// stage each has 64 bytes of every row, which lie as the tensor cores' product of 16 x 8 x 16 takes them (vlm.ops.
-// int4_packing). The row of x is one of the eight columns of its right side; what the others hold does not matter. The
-// sums of the warps meet once, in the end.
+// A program computes tiles of 16 outputs. One warp copies: it requests the first parts of the weight before the kernels
+// ahead of this one have ended, and each further one as soon as its place is free and few enough are on their way. WARPS
+// warps multiply: of a stage each has PIECES times 64 bytes of every row, which lie as the tensor cores' product of
+// 16 x 8 x 16 takes them (vlm.ops.int4_packing). The row of x is the first of the eight columns of its right side. The
+// sums of the warps meet once, in the end. Every program normalizes the whole row for itself.
 //
-// Defined when it is compiled: KIND, X_TYPE, Y_TYPE, ACT (see the lists), GATED, BIAS, ZERO, GROUP, WARPS, STAGES.
+// What a program goes through once takes as long as its code is long, as nothing of it is at hand: so all is decided
+// when it is compiled. Defined then: KIND, X_TYPE, Y_TYPE, ACT (see the lists), GATED, BIAS, ZERO, INPUTS, OUTPUTS,
+// GROUPS, NORM, ADD and the types STREAM and DELTA, PROGRAMS, WARPS, PIECES, STAGES, DEPTH.
 
-#define INT8 1
-#define E4M3 2
-#define INT4 3
+#define INT8 0
+#define E4M3 1
+#define INT4 2
 
 #define FLOAT16 0
 #define BFLOAT16 1
@@ -22,20 +25,44 @@
 #define RELU 3
 #define SILU 4
 
+#define NO_NORM 0
+#define RMS_NORM 1
+#define LAYER_NORM 2
+
 typedef unsigned int u32;
 
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS;                // that multiply
 constexpr int ROWS = 16;                           // outputs of a tile
-constexpr int PIECE = 64;                          // bytes of a row that a warp has of a stage
-constexpr int ROW = WARPS * PIECE;                 // bytes of a row in a stage
+constexpr int PIECE = 64;                          // bytes of a row that a warp multiplies at once
+constexpr int ROW = WARPS * PIECES * PIECE;        // bytes of a row in a stage
 constexpr int LINE = 128;                          // bytes of a row that lie together in a box
 constexpr int BOX = 8 * ROW, STAGE = 2 * BOX;      // half a tile's rows: [ROW / LINE, 8, LINE]
-constexpr int INPUTS = KIND == INT4 ? 128 : 64;    // inputs of a piece
-constexpr bool SCALED_X = X_TYPE == BFLOAT16;      // so that it fits float16
+constexpr int PIECE_INPUTS = KIND == INT4 ? 128 : 64;
+constexpr int NUM_PIECES = INPUTS / PIECE_INPUTS, CHUNKS = (NUM_PIECES * PIECE + ROW - 1) / ROW;  // stages of a tile
+constexpr int PER_TILE = GATED ? ROWS / 2 : ROWS;  // results
+constexpr int OTHER = GATED ? OUTPUTS / 2 : 8;     // rows of the weight from a tile's first half to its second
+constexpr int TILES = OUTPUTS / ROWS, TILES_EACH = TILES / PROGRAMS, WITH_ONE_MORE = TILES % PROGRAMS;
+constexpr int MOST_TILES = TILES_EACH + (WITH_ONE_MORE > 0);
+constexpr int RESULTS = (MOST_TILES * PER_TILE + THREADS - 1) / THREADS;  // of a thread
+constexpr int IN_VECTORS = INPUTS / 8;             // of the row, 8 values each
+constexpr int VECTORS = (IN_VECTORS + THREADS - 1) / THREADS;             // of a thread
+constexpr int SCALES = KIND == INT4 ? ROWS * GROUPS * 4 : 0;              // bytes of a tile's scales
+constexpr int ZEROS = ZERO ? ROWS * GROUPS : 0;                           // and of its zero points
+// places for those of tiles: of one that begins while a stage is left of the last one in a place, there is another
+constexpr int NEEDED = (STAGES - 1 + CHUNKS - 1) / CHUNKS + 1;
+constexpr int PLACES = KIND != INT4 ? 0 : MOST_TILES < NEEDED ? MOST_TILES : NEEDED;
+constexpr bool SCALED_X = X_TYPE == BFLOAT16;                             // so that it fits float16
 
 struct alignas(16) Vector { u32 v[4]; };
 // Of the weight [outputs, bytes of a row], as [lines, outputs, LINE].
 struct alignas(64) TensorMap { char opaque[128]; };
+
+// Of the norm ahead of the product: the norm of stream = x + delta is row, both for others.
+struct Norm {
+    const void *delta, *gain, *shift;
+    void *stream, *row;
+    float eps;
+};
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -68,6 +95,13 @@ __device__ __forceinline__ void copy(u32 to, const TensorMap* weight, int row, i
         ::"r"(to), "l"(weight), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
 }
 
+// Requests bytes that follow each other, multiples of 16.
+__device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
 // Only lanes that say so load: the others keep what they have.
 __device__ __forceinline__ void load_shared_if(bool loads, u32 at, Vector& r) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
@@ -81,9 +115,28 @@ __device__ __forceinline__ Vector load_shared(u32 at) {
     return r;
 }
 
+// The same, which the compiler cannot compute again where it is used.
+__device__ __forceinline__ u32 in_register(u32 value) {
+    u32 r;
+    asm volatile("mov.u32 %0, %1;" : "=r"(r) : "r"(value));
+    return r;
+}
+
+__device__ __forceinline__ float float_at(u32 shared) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(shared));
+    return r;
+}
+
+__device__ __forceinline__ float byte_at(u32 shared) {
+    u32 r;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(r) : "r"(shared));
+    return r;
+}
+
 __device__ __forceinline__ Vector load_global(const Vector* at) {
     Vector r;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(at) : "memory");
     return r;
 }
@@ -176,196 +229,352 @@ template <int TYPE> __device__ __forceinline__ void store(void* p, int i, float 
     ((unsigned short*)p)[i] = bits;
 }
 
-// Lays x into shared memory in float16, and the sums of its pieces; returns what its products are to be multiplied by.
-__device__ float stage_x(const Vector* x, Vector* to, float* sums, float* largest, int inputs) {
-    const int thread = threadIdx.x, vectors = inputs / 8;
+// Eight values of a type: one vector, or two of 32 bits.
+template <int TYPE> struct Eight {
+    static constexpr int COUNT = TYPE == FLOAT32 ? 2 : 1;
+    Vector v[COUNT];
+
+    __device__ __forceinline__ void unpack(float (&to)[8]) const {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (TYPE == FLOAT32) to[j] = __uint_as_float(v[0].v[j]), to[4 + j] = __uint_as_float(v[COUNT - 1].v[j]);
+            else if (TYPE == BFLOAT16) to[2 * j] = lower_half(v[0].v[j]), to[2 * j + 1] = upper_half(v[0].v[j]);
+            else to[2 * j] = float_of(v[0].v[j]), to[2 * j + 1] = float_of(v[0].v[j] >> 16);
+    }
+
+    __device__ __forceinline__ void pack(const float (&from)[8]) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (TYPE == FLOAT32) v[0].v[j] = __float_as_uint(from[j]), v[COUNT - 1].v[j] = __float_as_uint(from[4 + j]);
+            else if (TYPE == BFLOAT16)
+                asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[0].v[j]) : "f"(from[2 * j + 1]), "f"(from[2 * j]));
+            else v[0].v[j] = float16s(from[2 * j], from[2 * j + 1]);
+    }
+
+    __device__ __forceinline__ void load(const void* from, int i) {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) v[j] = load_global((const Vector*)from + COUNT * i + j);
+    }
+
+    __device__ __forceinline__ void store(void* to, int i) const {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) ((Vector*)to)[COUNT * i + j] = v[j];
+    }
+};
+
+// The largest, or the sum, of what the multiplying threads have; `of_warps` [WARPS] is used for this alone.
+template <bool MAX> __device__ __forceinline__ float reduced(float value, float* of_warps) {
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) {
+        const float other = __shfl_xor_sync(~0u, value, lanes);
+        value = MAX ? fmaxf(value, other) : value + other;
+    }
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    multiplying_warps_meet();
+    value = of_warps[threadIdx.x % WARPS];
+#pragma unroll
+    for (int lanes = WARPS / 2; lanes; lanes /= 2) {
+        const float other = __shfl_xor_sync(~0u, value, lanes);
+        value = MAX ? fmaxf(value, other) : value + other;
+    }
+    return value;
+}
+
+// The power of two that takes the largest value to between 2^14 and 2^15.
+__device__ __forceinline__ float scale_of(float most) {
+    const int exponent = max((int)((__float_as_uint(most) >> 23) & 255), 15);
+    return __uint_as_float((u32)(127 + 127 + 14 - exponent) << 23);
+}
+
+// Lays a vector of the row where the products take it, and for zero points the sum of its piece; whole warps call it.
+__device__ __forceinline__ void put(Vector* staged_x, float* sums_of_x, int i, const Vector& v) {
+    if (i < IN_VECTORS) {
+        // of a piece's quarters the first and the third, and the second and the fourth, are two halves of a column
+        const int quarter = i / 4 % 4, at = i / 16 * 16 + quarter % 2 * 8 + i % 4;
+        if (KIND != INT4) staged_x[i] = v;
+        else
+#pragma unroll
+            for (int j = 0; j < 4; j++) ((u32*)(staged_x + at + j / 2 * 4))[j % 2 * 2 + quarter / 2] = v.v[j];
+    }
+    if (!ZERO) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum += float_of(v.v[j / 2] >> 16 * (j % 2));
+#pragma unroll
+    for (int lanes = 1; lanes < PIECE_INPUTS / 8; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (i < IN_VECTORS && i % (PIECE_INPUTS / 8) == 0) sums_of_x[i / (PIECE_INPUTS / 8)] = sum;
+}
+
+// The thread's vectors of the row of a product without a norm.
+__device__ __forceinline__ void load_plain(const void* x, Eight<X_TYPE> (&row)[VECTORS]) {
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * THREADS;
+        if (i < IN_VECTORS) row[k].load(x, i);
+    }
+}
+
+// Those of the norm; its weights are on their way before the row is there. `scratch`: [2, WARPS]
+__device__ __forceinline__ void load_normalized(
+    const void* x, const Norm& norm, float* scratch, bool is_writer, Eight<X_TYPE> (&row)[VECTORS]) {
+    Eight<X_TYPE> gain[VECTORS] = {}, shift[VECTORS] = {};
+    Eight<STREAM> stream[VECTORS] = {};
+    Eight<DELTA> delta[VECTORS] = {};
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * THREADS;
+        if (i >= IN_VECTORS) break;
+        gain[k].load(norm.gain, i);
+        if (NORM == LAYER_NORM) shift[k].load(norm.shift, i);
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * THREADS;
+        if (i >= IN_VECTORS) break;
+        stream[k].load(x, i);
+        if (ADD) delta[k].load(norm.delta, i);
+    }
+    float v[VECTORS][8] = {}, sum = 0.0f, mean = 0.0f;
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * THREADS;
+        stream[k].unpack(v[k]);
+        if (ADD) {
+            float more[8];
+            delta[k].unpack(more);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[k][j] += more[j];
+            stream[k].pack(v[k]);
+            stream[k].unpack(v[k]);  // the statistics are those of the stored stream
+            if (is_writer && i < IN_VECTORS) stream[k].store(norm.stream, i);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += NORM == LAYER_NORM ? v[k][j] : v[k][j] * v[k][j];
+    }
+    if (NORM == LAYER_NORM) {
+        mean = reduced<false>(sum, scratch) / INPUTS, sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            if (threadIdx.x + k * THREADS >= IN_VECTORS) break;
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[k][j] -= mean, sum += v[k][j] * v[k][j];
+        }
+    }
+    const float by = rsqrtf(reduced<false>(sum, scratch + WARPS) / INPUTS + norm.eps);
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * THREADS;
+        float gains[8], shifts[8];
+        gain[k].unpack(gains), shift[k].unpack(shifts);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[k][j] = v[k][j] * by * gains[j] + (NORM == LAYER_NORM ? shifts[j] : 0.0f);
+        row[k].pack(v[k]);
+        if (is_writer && i < IN_VECTORS) row[k].store(norm.row, i);
+    }
+}
+
+// Lays the row into shared memory, in float16, and for zero points the sums of its pieces;
+// returns what its products are to be multiplied by. `scratch`: [3, WARPS]
+__device__ __forceinline__ float stage_row(
+    const void* x, const Norm& norm, Vector* staged_x, float* sums_of_x, float* scratch, bool is_writer) {
+    Eight<X_TYPE> row[VECTORS] = {};
+    if (NORM == NO_NORM) {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        load_plain(x, row);
+    } else load_normalized(x, norm, scratch, is_writer, row);
     float by = 1.0f;
     if (SCALED_X) {
-        float most = 0.0f;
-        for (int i = thread; i < vectors; i += THREADS) {
-            const Vector v = load_global(x + i);
-            to[i] = v;
-            for (int j = 0; j < 4; j++) most = fmaxf(most, fmaxf(fabsf(lower_half(v.v[j])), fabsf(upper_half(v.v[j]))));
-        }
-        for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-        if (thread % 32 == 0) largest[thread / 32] = most;
-        multiplying_warps_meet();
-        for (int i = 0; i < WARPS; i++) most = fmaxf(most, largest[i]);
-        // the power of two that takes the largest value to between 2^14 and 2^15
-        const int exponent = max((int)((__float_as_uint(most) >> 23) & 255), 15);
-        by = __uint_as_float((u32)(127 + 127 + 14 - exponent) << 23);
+        u32 most = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) most = __vmaxu2(most, row[k].v[0].v[j] & 0x7FFF7FFF);
+        by = scale_of(reduced<true>(fmaxf(lower_half(most), upper_half(most)), scratch + 2 * WARPS));
     }
-    for (int i = thread; i < (vectors + 31) / 32 * 32; i += THREADS) {  // whole warps, for the sums
-        Vector v = {};
-        if (i < vectors) {
-            v = SCALED_X ? to[i] : load_global(x + i);
-            if (SCALED_X)
-                for (int j = 0; j < 4; j++) v.v[j] = float16s(lower_half(v.v[j]) * by, upper_half(v.v[j]) * by);
-            to[i] = v;
-        }
-        if (!ZERO) continue;
-        float sum = 0.0f;
-        for (int j = 0; j < 4; j++) sum += float_of(v.v[j]) + float_of(v.v[j] >> 16);
-        for (int lanes = 1; lanes < INPUTS / 8; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        if (i < vectors && i % (INPUTS / 8) == 0) sums[i / (INPUTS / 8)] = sum;
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int i = threadIdx.x + k * THREADS;
+        if (i >= (IN_VECTORS + 31) / 32 * 32) break;
+        if (SCALED_X) {
+            float v[8];
+            row[k].unpack(v);
+            Eight<FLOAT16> scaled;
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] *= by;
+            scaled.pack(v);
+            put(staged_x, sums_of_x, i, scaled.v[0]);
+        } else put(staged_x, sums_of_x, i, row[k].v[0]);
     }
+    multiplying_warps_meet();
     return 1.0f / by;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
-    const __grid_constant__ TensorMap weight, const Vector* x, const float* scale, const unsigned char* zero,
-    const void* bias, void* y, int outputs, int inputs, int tiles_each, int with_one_more) {
-    extern __shared__ __align__(1024) char memory[];
-    const int row_bytes = inputs / INPUTS * PIECE, pieces = row_bytes / PIECE;
-    const int half = outputs / 2, results = GATED ? half : outputs;
-    constexpr int per_tile = GATED ? ROWS / 2 : ROWS;  // results of a tile
-    const int program = blockIdx.x, num_tiles = tiles_each + (program < with_one_more);
-    const int first = program * tiles_each + min(program, with_one_more), last = first + num_tiles;
-    const int chunks = (row_bytes + ROW - 1) / ROW, stages = num_tiles * chunks;
+// The tiles of this program.
+struct Share {
+    int first, count;
+    __device__ __forceinline__ Share() {
+        const int program = blockIdx.x;
+        first = program * TILES_EACH + min(program, WITH_ONE_MORE), count = TILES_EACH + (program < WITH_ONE_MORE);
+    }
+};
 
-    const u32 weights = shared_address(memory);
-    char* staged_x = memory + STAGES * STAGE;
-    float* sums = (float*)(staged_x + 2 * inputs);  // [tiles, WARPS, ROWS]
-    float* largest = sums + num_tiles * WARPS * ROWS;
-    float* sums_of_x = largest + WARPS;
-    const u32 full = shared_address(sums_of_x + (ZERO ? (pieces + 3) / 4 * 4 : 0)), empty = full + 8 * STAGES;
+// Requests all stages in turn, and with the first one of a tile its scales and zero points. More copies at once than DEPTH bring nothing sooner, and all else that is loaded waits behind them.
+__device__ __forceinline__ void copy_weight(
+    const TensorMap* weight, const float* scale, const unsigned char* zero, u32 weights, u32 scales, u32 full, u32 empty) {
+    const Share share;
+    int stage = 0, parity = 1, place = 0, landing = 0, landing_parity = 0;
+    for (int i = 0; i < share.count * CHUNKS; i++) {
+        const int chunk = i % CHUNKS, row = (share.first + i / CHUNKS) * PER_TILE;
+        const u32 barrier = full + 8 * stage, to = weights + stage * STAGE;
+        if (i >= STAGES) barrier_wait(empty + 8 * stage, parity);
+        if (i >= DEPTH) {
+            barrier_wait(full + 8 * landing, landing_parity);
+            if (++landing == STAGES) landing = 0, landing_parity ^= 1;
+        }
+        barrier_expect(barrier, STAGE + (chunk ? 0 : SCALES + ZEROS));
+        copy(to, weight, row, chunk * (ROW / LINE), barrier);
+        copy(to + BOX, weight, row + OTHER, chunk * (ROW / LINE), barrier);
+        if (KIND == INT4 && chunk == 0) {
+            const u32 at = scales + place * (SCALES + ZEROS);
+            copy(at, scale + row * GROUPS, SCALES / 2, barrier);
+            copy(at + SCALES / 2, scale + (row + OTHER) * GROUPS, SCALES / 2, barrier);
+            if (ZERO) {
+                copy(at + SCALES, zero + row * GROUPS, ZEROS / 2, barrier);
+                copy(at + SCALES + ZEROS / 2, zero + (row + OTHER) * GROUPS, ZEROS / 2, barrier);
+            }
+            if (++place == PLACES) place = 0;
+        }
+        if (i == min(DEPTH, share.count * CHUNKS) - 1) asm volatile("griddepcontrol.launch_dependents;");
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
+    const __grid_constant__ TensorMap weight, const void* x, const float* scale, const unsigned char* zero,
+    const void* bias, void* y, const void* delta, const void* gain, const void* shift, void* stream, void* normed,
+    float eps) {
+    const Norm norm = {delta, gain, shift, stream, normed, eps};
+    extern __shared__ __align__(1024) char memory[];
+    constexpr int SUMS_OF_X = ZERO ? (NUM_PIECES + 3) / 4 * 4 : 0;
+    const u32 weights = shared_address(memory), scales = weights + STAGES * STAGE;
+    char* staged_x = memory + STAGES * STAGE + PLACES * (SCALES + ZEROS);
+    float* sums = (float*)(staged_x + 2 * INPUTS);       // [tiles, WARPS, ROWS]
+    float* scratch = sums + MOST_TILES * WARPS * ROWS;   // [3, WARPS]
+    float* sums_of_x = scratch + 3 * WARPS;
+    const u32 full = shared_address(sums_of_x + SUMS_OF_X), empty = full + 8 * STAGES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     if (warp == WARPS) {
-        if (lane == 0)
+        if (lane == 0) {
             for (int s = 0; s < STAGES; s++) {
                 barrier_init(full + 8 * s, 1);
                 barrier_init(empty + 8 * s, WARPS);
             }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        int tile = first, chunk = 0, stage = 0, parity = 1;
-        for (int i = 0; i < stages; i++) {
-            if (lane == 0) {
-                const u32 barrier = full + 8 * stage, to = weights + stage * STAGE;
-                if (i >= STAGES) barrier_wait(empty + 8 * stage, parity);
-                barrier_expect(barrier, STAGE);
-                copy(to, &weight, tile * per_tile, chunk * (ROW / LINE), barrier);
-                copy(to + BOX, &weight, tile * per_tile + (GATED ? half : 8), chunk * (ROW / LINE), barrier);
-            }
-            if (i == min(STAGES, stages) - 1) {
-                __syncwarp();
-                asm volatile("bar.arrive 2, %0;" ::"n"(THREADS + 32) : "memory");
-                asm volatile("griddepcontrol.launch_dependents;");
-            }
-            if (++chunk == chunks) chunk = 0, tile++;
-            if (++stage == STAGES) stage = 0, parity ^= 1;
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
+        __syncwarp();
+        asm volatile("bar.arrive 2, %0;" ::"n"(THREADS + 32) : "memory");
+        if (lane == 0) copy_weight(&weight, scale, zero, weights, scales, full, empty);
         return;
     }
 
     // what is added and multiplied in the end is on its way, too
-    float scales_of_mine[2], biases[2];
-    const int mine = threadIdx.x, result = first * per_tile + mine;
-    const bool has_result = mine < num_tiles * per_tile;
+    const Share share;
+    float scales_of_mine[RESULTS][2], biases[RESULTS][2];
 #pragma unroll
-    for (int of = 0; of < (GATED ? 2 : 1); of++) {
-        scales_of_mine[of] = has_result && KIND != INT4 ? scale[result + of * half] : 1.0f;
-        biases[of] = has_result && BIAS ? value_at<X_TYPE>(bias, result + of * half) : 0.0f;
-    }
+    for (int k = 0; k < RESULTS; k++)
+#pragma unroll
+        for (int of = 0; of < 1 + GATED; of++) {
+            const int mine = threadIdx.x + k * THREADS, at = share.first * PER_TILE + mine + of * (OUTPUTS / 2);
+            const bool has_result = mine < share.count * PER_TILE;
+            scales_of_mine[k][of] = has_result && KIND != INT4 ? scale[at] : 1.0f;
+            biases[k][of] = has_result && BIAS ? value_at<X_TYPE>(bias, at) : 0.0f;
+        }
+    const float of_x = stage_row(x, norm, (Vector*)staged_x, sums_of_x, scratch, blockIdx.x == 0);
+    asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");  // with what the copying warp did first
 
     // row of a box: eight lanes read two rows at once, four apart, which the copy laid into different banks
     const int row = lane / 4 % 2 * 4 + lane / 8, part = lane % 4;
-    const u32 weights_at = weights + warp / 2 * (8 * LINE) + row * LINE + ((warp % 2 * 4 + part) ^ row) * 16;
-#if KIND == INT4
-    // Of four lanes that have the columns of a row, `part` sums the stages part, part + 4, …: its scales come early.
-    const int groups = inputs / GROUP;
-    float scales[2][2], zeros[2][2];  // of this of its stages and the next, of `row` of the two boxes
-    int of_tile = 0, of_chunk = part;
-    auto load_scales = [&](int to) {
-        while (of_chunk >= chunks) of_chunk -= chunks, of_tile++;
-        const int piece = of_chunk * WARPS + warp;
-        if (first + of_tile < last && piece < pieces) {
-            const int at = ((first + of_tile) * per_tile + row) * groups + piece * INPUTS / GROUP;
-            const int other = at + (GATED ? half : 8) * groups;
-            scales[to][0] = scale[at], scales[to][1] = scale[other];
-            zeros[to][0] = ZERO ? zero[at] - 8.0f : 0.0f, zeros[to][1] = ZERO ? zero[other] - 8.0f : 0.0f;
-        }
-        of_chunk += 4;
-    };
-    load_scales(0);
-    load_scales(1);
-#endif
-
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    const float of_x = stage_x(x, (Vector*)staged_x, sums_of_x, largest, inputs);
-    asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");  // with what the copying warp did first
-
-    const u32 x_at = shared_address(staged_x) + 16 * part * (KIND == INT4 ? 1 : 2);
-    float low = 0.0f, high = 0.0f;  // of `row` of the two boxes
+    const int line = warp * PIECES / 2, piece_of_line = PIECES == 1 ? warp % 2 : 0;
+    const u32 weights_at = in_register(weights + line * (8 * LINE) + row * LINE + ((piece_of_line * 4 + part) ^ row) * 16);
+    // of a piece of x: what a lane multiplies, in the first of eight columns; the others keep zeros
+    constexpr int VECTORS_OF_X = KIND == INT4 ? 4 : 2, X_STRIDE = KIND == INT4 ? 64 : 16;
+    const u32 x_at = in_register(shared_address(staged_x) + part * (KIND == INT4 ? 16 : VECTORS_OF_X * 16));
+    const u32 first_column = in_register(lane < 4);
+    Vector columns[PIECES][VECTORS_OF_X] = {};
     float* to = sums + warp * ROWS + row;
-    Vector x0 = {}, x1 = {}, x2 = {}, x3 = {};
-    int chunk = 0, stage = 0, parity = 0;
-    for (int i = 0; i < stages; i++) {
-        const int piece = chunk * WARPS + warp;
-        barrier_wait(full + 8 * stage, parity);
-        if (piece < pieces) {
-            const Vector a = load_shared(weights_at + stage * STAGE), b = load_shared(weights_at + stage * STAGE + BOX);
-            const u32 at = x_at + piece * INPUTS * 2;
-            float c[2][4] = {};
+    int stage = 0, parity = 0, place = 0;
+    for (int tile = 0; tile < share.count; tile++) {
+        float low = 0.0f, high = 0.0f, c[2][4] = {};  // of `row` of the two boxes
 #if KIND == INT4
-            const bool loads = lane / 4 == 2 * (i % 4);  // the column that the lanes `part` == i % 4 have
-            load_shared_if(loads, at, x0), load_shared_if(loads, at + 64, x1);
-            load_shared_if(loads, at + 128, x2), load_shared_if(loads, at + 192, x3);
+        const u32 scales_at = scales + place * (SCALES + ZEROS) + row * GROUPS * 4;
+        const u32 zeros_at = scales + place * (SCALES + ZEROS) + SCALES + row * GROUPS;
+#endif
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const int first = (chunk * WARPS + warp) * PIECES;
+            barrier_wait(full + 8 * stage, parity);
+            if (first < NUM_PIECES) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const u32 p = a.v[j] >> 8, q = b.v[j] >> 8;
-                multiply_add(c[0], low4(a.v[j]), low4(b.v[j]), low4(p), low4(q), x0.v[j], x2.v[j]);
-                multiply_add(c[1], high4(a.v[j]), high4(b.v[j]), high4(p), high4(q), x1.v[j], x3.v[j]);
-            }
-            if (i % 4 == part) {
-                const float sum = ZERO ? sums_of_x[piece] : 0.0f;
-                low += scales[0][0] * (c[0][0] + c[1][0] - zeros[0][0] * sum);
-                high += scales[0][1] * (c[0][2] + c[1][2] - zeros[0][1] * sum);
-            }
+                for (int h = 0; h < PIECES; h++) {
+                    const u32 at = (weights_at + stage * STAGE) ^ 64 * h, x_of_piece = x_at + (first + h) * (PIECE_INPUTS * 2);
+                    const Vector a = load_shared(at), b = load_shared(at + BOX);
+#pragma unroll
+                    for (int j = 0; j < VECTORS_OF_X; j++) load_shared_if(first_column, x_of_piece + j * X_STRIDE, columns[h][j]);
+#if KIND == INT4
+                    float d[2][4] = {};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const u32 p = a.v[j] >> 8, q = b.v[j] >> 8;
+                        const Vector &of_low = columns[h][j / 2], &of_high = columns[h][2 + j / 2];
+                        const int k = j % 2 * 2;
+                        multiply_add(d[0], low4(a.v[j]), low4(b.v[j]), low4(p), low4(q), of_low.v[k], of_low.v[k + 1]);
+                        multiply_add(d[1], high4(a.v[j]), high4(b.v[j]), high4(p), high4(q), of_high.v[k], of_high.v[k + 1]);
+                    }
+                    const int group = (first + h) / (NUM_PIECES / GROUPS);
+                    float less = 0.0f, less_high = 0.0f;
+                    if (ZERO) {
+                        less = (byte_at(zeros_at + group) - 8.0f) * sums_of_x[first + h];
+                        less_high = (byte_at(zeros_at + group + ZEROS / 2) - 8.0f) * sums_of_x[first + h];
+                    }
+                    low += float_at(scales_at + 4 * group) * (d[0][0] + d[1][0] - less);
+                    high += float_at(scales_at + 4 * group + SCALES / 2) * (d[0][2] + d[1][2] - less_high);
 #else
-            load_shared_if(lane < 4, at, x0), load_shared_if(lane < 4, at + 16, x1);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const u32 p = (j < 2 ? x0 : x1).v[2 * (j % 2)], q = (j < 2 ? x0 : x1).v[2 * (j % 2) + 1];
-                multiply_add(c[j % 2], unpacked8<false>(a.v[j]), unpacked8<false>(b.v[j]), unpacked8<true>(a.v[j]),
-                             unpacked8<true>(b.v[j]), p, q);
+                    for (int j = 0; j < VECTORS_OF_X * 2; j++) {
+                        const u32 p = columns[h][j / 2].v[j % 2 * 2], q = columns[h][j / 2].v[j % 2 * 2 + 1];
+                        multiply_add(c[j % 2], unpacked8<false>(a.v[j]), unpacked8<false>(b.v[j]),
+                                     unpacked8<true>(a.v[j]), unpacked8<true>(b.v[j]), p, q);
+                    }
+#endif
+                }
             }
-            low += c[0][0] + c[1][0];
-            high += c[0][2] + c[1][2];
-#endif
+            __syncwarp();
+            if (lane == 0) barrier_arrive(empty + 8 * stage);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(empty + 8 * stage);
-#if KIND == INT4
-        if (i % 4 == 3) {
-            for (int j = 0; j < 2; j++) scales[0][j] = scales[1][j], zeros[0][j] = zeros[1][j];
-            load_scales(1);
-        }
-#endif
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-        if (++chunk < chunks) continue;
-#if KIND == INT4
-        for (int lanes = 1; lanes < 4; lanes *= 2) {
-            low += __shfl_xor_sync(~0u, low, lanes);
-            high += __shfl_xor_sync(~0u, high, lanes);
-        }
+        if (++place == PLACES) place = 0;
+#if KIND != INT4
+        low = c[0][0] + c[1][0], high = c[0][2] + c[1][2];
 #endif
         if (part == 0) to[0] = low, to[8] = high;
         to += WARPS * ROWS;
-        low = high = 0.0f;
-        chunk = 0;
     }
     multiplying_warps_meet();
 
-    if (!has_result) return;
-    float values[2];
 #pragma unroll
-    for (int of = 0; of < (GATED ? 2 : 1); of++) {
-        const float* from = sums + mine / per_tile * WARPS * ROWS + mine % per_tile + of * per_tile;
-        float sum = 0.0f;
+    for (int k = 0; k < RESULTS; k++) {
+        const int mine = threadIdx.x + k * THREADS;
+        if (mine >= share.count * PER_TILE) return;
+        float values[2];
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += from[w * ROWS];
-        values[of] = sum * of_x * scales_of_mine[of] + biases[of];
+        for (int of = 0; of < 1 + GATED; of++) {
+            const float* from = sums + mine / PER_TILE * WARPS * ROWS + mine % PER_TILE + of * PER_TILE;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum += from[w * ROWS];
+            values[of] = sum * of_x * scales_of_mine[k][of] + biases[k][of];
+        }
+        store<Y_TYPE>(y, share.first * PER_TILE + mine, GATED ? activation(values[0]) * values[1] : activation(values[0]));
     }
-    store<Y_TYPE>(y, result, GATED ? activation(values[0]) * values[1] : activation(values[0]));
 }

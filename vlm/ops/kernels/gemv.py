@@ -1,14 +1,17 @@
-"""The product of one row with a weight of 8 or 4 bits, on GPUs that copy boxes of memory by themselves (compute
-capability 9.0 and up): gemv.cu.
+"""The product of one row, and the norm ahead of it, on GPUs that copy boxes of memory by themselves (compute capability
+9.0 and up): gemv.cu.
 
-On an H200 the four products of a layer of LLaMA-7B take 41 µs with 4 bits and 56 with 8, by quantized_linear.py 55 and
-61; a [1024, 1024] product 2 µs and 4. Weights of 16 bits come as fast by linear.py.
+Within `norms_ahead.NormsAhead` a norm of one row waits for the product that takes its row: both are one kernel then. On
+an H200 a layer of LLaMA-7B takes 44 µs with 4 bits and 61 with 8, attention over 632 tokens included. One kernel for
+all products between two attentions, whose programs handed each other the results while the next weights arrived, took
+48 and 66: they waited for each other longer than launches take.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,24 +19,31 @@ from torch import Tensor
 from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.device import device_properties
+from vlm.ops.kernels.norms_ahead import NO_NORM, VECTOR, X_TYPES, Norm, NormsAhead, is_aligned
 
 TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and bytes of a row
-PER_PROCESSOR = 2  # programs: one multiplies while the other one ends and the next kernel's first one begins
-X_TYPES = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
-Y_TYPES = X_TYPES | {torch.float32: "FLOAT32"}
-KINDS = {torch.int8: "INT8", torch.float8_e4m3fn: "E4M3", torch.uint8: "INT4"}
-INPUTS = {"INT8": 64, "E4M3": 64, "INT4": 128}  # of a piece
-ACTIVATIONS = {"": "NO_ACT", "gelu": "GELU", "gelu_new": "GELU_NEW", "relu": "RELU", "silu": "SILU"}
+MOST_VECTORS, MOST_RESULTS = 8, 4  # of a thread
+IN_FLIGHT = 64 * 1024  # bytes of the weight on their way to a processor: with more, all else waits behind them
+LARGE = 48 * 1024  # bytes of the weight beyond which a program of several tiles has twice the warps
+RING = 10 * 1024  # bytes of the weight that there is room for, a warp: of 8 warps' programs two share a processor
+TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+INT8, E4M3, INT4 = range(3)
+KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.uint8: INT4}
+PIECE_INPUTS = {INT8: 64, E4M3: 64, INT4: 128}
+ACTIVATIONS = {"": 0, "gelu": 1, "gelu_new": 2, "relu": 3, "silu": 4}
+FEWEST_WARPS = 8
 
 
 @dataclass(frozen=True)
 class Shape:
     """What a kernel is compiled for, and how so many processors share its results."""
 
-    kind: str
+    kind: int
     inputs: int
-    results: int
+    outputs: int
+    groups: int
     gated: bool
+    zero: bool
     processors: int
 
     @property
@@ -43,49 +53,87 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        return max(1, self.results // self.per_tile)
+        return self.outputs // TILE_ROWS
 
     @property
     def programs(self) -> int:
-        return min(self.tiles, PER_PROCESSOR * self.processors)
+        return min(self.tiles, self.processors)
 
     @property
-    def tiles_each(self) -> int:
+    def most_tiles(self) -> int:
         """Tiles of the program that has most."""
         return -(-self.tiles // self.programs)
 
     @property
-    def row_bytes(self) -> int:
-        return self.inputs // INPUTS[self.kind] * PIECE
+    def num_pieces(self) -> int:
+        """Pieces of a row of the weight."""
+        return self.inputs // PIECE_INPUTS[self.kind]
 
     @property
     def warps(self) -> int:
-        return 16 if self.row_bytes > 8 * PIECE else 8
+        is_large = self.most_tiles > 1 and self.most_tiles * TILE_ROWS * self.num_pieces * PIECE > LARGE
+        return 2 * FEWEST_WARPS if is_large and self.num_pieces > FEWEST_WARPS else FEWEST_WARPS
+
+    @property
+    def pieces(self) -> int:
+        """Those that a warp has of a stage."""
+        return 2 if self.num_pieces > self.warps and self.num_pieces % 2 == 0 else 1
+
+    @property
+    def _row(self) -> int:
+        """Bytes of a row in a stage."""
+        return self.warps * self.pieces * PIECE
+
+    @property
+    def _chunks(self) -> int:
+        """Stages of a tile."""
+        return -(-self.num_pieces * PIECE // self._row)
 
     @property
     def stages(self) -> int:
-        return 3 if self.kind == "INT4" else 4
+        """Those that there is room for, however few are needed: of smaller programs some processors would have two of a
+        kernel, and others none."""
+        return RING * self.warps // (TILE_ROWS * self._row)
+
+    @property
+    def depth(self) -> int:
+        """Stages on their way at once."""
+        return min(self.stages, IN_FLIGHT // (TILE_ROWS * self._row))
+
+    @property
+    def lines(self) -> int:
+        """Lines of a row that are copied at once."""
+        return self._row // LINE
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory, in the kernel's order: stages, x, sums of warps, largest values and sums of x,
-        barriers."""
-        stages, sums = TILE_ROWS * self.warps * PIECE, 4 * self.tiles_each * self.warps * TILE_ROWS
-        pieces = self.row_bytes // PIECE
-        return self.stages * stages + 2 * self.inputs + sums + 4 * self.warps + 4 * (pieces + 3) + 16 * self.stages
+        """Bytes of shared memory: stages and their barriers, scales and zero points, x, sums of warps, scratch, sums of
+        x."""
+        places = min(self.most_tiles, -(-(self.stages - 1) // self._chunks) + 1) if self.kind == INT4 else 0
+        scales = places * TILE_ROWS * self.groups * (5 if self.zero else 4)
+        sums = 4 * self.most_tiles * self.warps * TILE_ROWS + 12 * self.warps
+        sums_of_x = 4 * (-(-self.num_pieces // 4) * 4) if self.zero else 0
+        return self.stages * (TILE_ROWS * self._row + 16) + scales + 2 * self.inputs + sums + sums_of_x
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether boxes can be copied of a weight of these sizes, and a program has room for its results."""
+        if self.tiles == 0 or self.outputs % TILE_ROWS:
+            return False
+        whole_lines = self.inputs % PIECE_INPUTS[self.kind] == 0 and self.num_pieces * PIECE % LINE == 0
+        whole_groups = self.num_pieces % self.groups == 0 and not (self.zero and self.groups % 2)
+        narrow = self.inputs <= MOST_VECTORS * VECTOR * 32 * self.warps
+        few = self.most_tiles * self.per_tile <= MOST_RESULTS * 32 * self.warps
+        return whole_lines and whole_groups and narrow and few
 
 
-def fits(x: Tensor, weight: Tensor, groups: int, activation: Activation | None) -> bool:
-    """Tells whether `linear` takes this row, weight and number of groups of a row."""
-    if len(x) != 1 or x.dtype not in X_TYPES or not _is_there(x.device):
+def fits(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, activation: Activation | None) -> bool:
+    """Tells whether `linear` takes this row and weight."""
+    if len(x) != 1 or x.dtype not in X_TYPES or not nvrtc.copies_boxes(x.device):
         return False
-    shape = _shape(x, weight, activation)
-    whole_tiles = shape.results % shape.per_tile == 0
-    whole_groups = shape.kind != "INT4" or shape.inputs // groups % INPUTS["INT4"] == 0
-    aligned = shape.row_bytes % LINE == 0 and weight.data_ptr() % 16 == 0
+    shape = _shape(x, weight, scale, zero, activation)
     room = device_properties(x.device.index).shared_memory_per_block_optin
-    fits_program = shape.tiles_each * shape.per_tile <= 32 * shape.warps and shape.shared <= room
-    return whole_tiles and whole_groups and aligned and fits_program
+    return shape.fits and shape.shared <= room and all(map(is_aligned, (x, weight, scale)))
 
 
 def linear(
@@ -99,40 +147,51 @@ def linear(
 ) -> Tensor:
     """Returns the activation of x Wᵀ + bias [1, N], x [1, K], for what `fits` says yes to: weight [N, K] of 8 bits with
     scale [N, 1], or [N, K / 2] as vlm.ops.int4_packing.packed4 has it with scale and zero [N, groups]."""
-    assert x.is_contiguous() and weight.is_contiguous() and scale.is_contiguous()
-    shape = _shape(x, weight, activation)
-    y = torch.empty((1, shape.results), dtype=dtype, device=x.device)
-    kernel = _kernel(
-        shape, X_TYPES[x.dtype], Y_TYPES[dtype], "" if activation is None else activation.name,
-        bias is not None, zero is not None, shape.inputs // scale.shape[1], x.device.index,
-    )  # fmt: skip
-    box = BOX_ROWS, shape.warps * PIECE // LINE
-    nothing = weight
+    shape, width = _shape(x, weight, scale, zero, activation), len(weight)
+    norm = None if (ahead := NormsAhead.current()) is None else ahead.taken(x)
+    y = x.new_empty((1, width if activation is None else activation.width(width)), dtype=dtype)
+    act = 0 if activation is None else ACTIVATIONS[activation.name]
+    kernel = _kernel(shape, TYPES[x.dtype], TYPES[dtype], act, bias is not None, _norm_types(norm), x.device)
     kernel.launch(
-        shape.programs, 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, *box), x, scale,
-        nothing if zero is None else zero, nothing if bias is None else bias, y,
-        len(weight), shape.inputs, *divmod(shape.tiles, shape.programs),
+        shape.programs, 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, BOX_ROWS, shape.lines),
+        x if norm is None else norm.x, scale, zero, bias, y, *_norm_arguments(norm),
     )  # fmt: skip
     return y
 
 
-def _shape(x: Tensor, weight: Tensor, activation: Activation | None) -> Shape:
+def _shape(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, activation: Activation | None) -> Shape:
     gated = activation is not None and activation.gated
     processors = device_properties(x.device.index).multi_processor_count
-    return Shape(KINDS[weight.dtype], x.shape[1], len(weight) // (2 if gated else 1), gated, processors)
+    return Shape(KINDS[weight.dtype], x.shape[1], len(weight), scale.shape[1], gated, zero is not None, processors)
+
+
+def _norm_types(norm: Norm | None) -> tuple[int, int, int]:
+    """Returns the kind of a norm, and the types of x and of delta, -1 where there is none."""
+    if norm is None:
+        return NO_NORM, 0, -1
+    return norm.kind, TYPES[norm.x.dtype], -1 if norm.delta is None else TYPES[norm.delta.dtype]
+
+
+def _norm_arguments(norm: Norm | None) -> tuple[Any, ...]:
+    if norm is None:
+        return None, None, None, None, None, 0.0
+    return norm.delta, norm.gain, norm.shift, norm.stream, norm.row, norm.eps
 
 
 @functools.cache
 def _kernel(
-    shape: Shape, x: str, y: str, activation: str, bias: bool, zero: bool, group: int, device: int
+    shape: Shape, x: int, y: int, act: int, bias: bool, norm: tuple[int, int, int], device: torch.device
 ) -> nvrtc.CudaKernel:
-    constants = {
-        "KIND": shape.kind, "X_TYPE": x, "Y_TYPE": y, "ACT": ACTIVATIONS[activation], "GATED": int(shape.gated),
-        "BIAS": int(bias), "ZERO": int(zero), "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages,
+    return nvrtc.CudaKernel("gemv.cu", "gemv", constants(shape, x, y, act, bias, norm), shape.shared)
+
+
+def constants(shape: Shape, x: int, y: int, act: int, bias: bool, norm: tuple[int, int, int]) -> dict[str, int]:
+    """Returns what a kernel is compiled with: types, an activation, whether there is a bias, `norm` as _norm_types has
+    it."""
+    kind, stream, delta = norm
+    return {
+        "KIND": shape.kind, "X_TYPE": x, "Y_TYPE": y, "ACT": act, "GATED": int(shape.gated), "BIAS": int(bias),
+        "ZERO": int(shape.zero), "INPUTS": shape.inputs, "OUTPUTS": shape.outputs, "GROUPS": shape.groups, "NORM": kind,
+        "ADD": int(delta >= 0), "STREAM": stream, "DELTA": max(delta, 0), "PROGRAMS": shape.programs,
+        "WARPS": shape.warps, "PIECES": shape.pieces, "STAGES": shape.stages, "DEPTH": shape.depth,
     }  # fmt: skip
-    return nvrtc.CudaKernel("gemv.cu", "gemv", constants, shape.shared)
-
-
-@functools.cache
-def _is_there(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0) and nvrtc.is_there()

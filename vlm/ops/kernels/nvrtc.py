@@ -32,6 +32,12 @@ def is_there() -> bool:
 
 
 @functools.cache
+def copies_boxes(device: torch.device) -> bool:
+    """Tells whether kernels that copy boxes of memory by themselves run there: from compute capability 9.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0) and is_there()
+
+
+@functools.cache
 def compiled(source: str, constants: tuple[tuple[str, int | str], ...], architecture: str) -> bytes:
     """Returns the machine code of a file of this folder for an architecture ("sm_90"), its constants defined. Raises
     CompileError."""
@@ -65,7 +71,7 @@ class CudaKernel:
 
     def launch(self, grid: int, threads: int, *arguments: Any) -> None:
         """Launches programs on the current stream before the kernel ahead has ended (dependent_launch.py); tensors go
-        as addresses, whole numbers as 32 bits, structures as they are."""
+        as addresses (None: 0), numbers as 32 bits, structures as they are."""
         driver = _driver()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
@@ -108,8 +114,10 @@ def _nvrtc() -> Any:
 
 def _parameter(argument: Any) -> tuple[Any, Any]:
     """Returns the value and the type of a kernel's parameter; None: the value knows where it lies."""
-    if isinstance(argument, Tensor):
-        return argument.data_ptr(), ctypes.c_void_p
+    if argument is None or isinstance(argument, Tensor):
+        return 0 if argument is None else argument.data_ptr(), ctypes.c_void_p
+    if isinstance(argument, float):
+        return argument, ctypes.c_float
     return argument, ctypes.c_int if isinstance(argument, int) else None
 
 

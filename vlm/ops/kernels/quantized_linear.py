@@ -226,7 +226,7 @@ def linear8(
 ) -> Tensor:
     """Returns the activation of x (weight · scale)ᵀ + bias [R, N], x [R, K], weight [N, K] int8 or e4m3, scale [N, 1]
     float32."""
-    if gemv.fits(x, weight, 1, activation):
+    if gemv.fits(x, weight, scale, None, activation):
         return gemv.linear(x, weight, scale, None, bias, dtype, activation)
     (rows, inputs), num_outputs = x.shape, len(weight)
     assert x.is_contiguous() and weight.is_contiguous()
@@ -251,7 +251,7 @@ def linear4(
 ) -> Tensor:
     """Returns the activation of x Wᵀ + bias [R, N], x [R, K] and W as vlm.ops.int4_packing.unpacked4 has it, for what
     `linear4_fits` says yes to."""
-    if gemv.fits(x, packed, scale.shape[1], activation):
+    if gemv.fits(x, packed, scale, zero, activation):
         return gemv.linear(x, packed, scale, zero, bias, dtype, activation)
     (rows, inputs), num_outputs, chunk = x.shape, len(packed), chunk_of(x.shape[1])
     assert x.is_contiguous() and packed.is_contiguous()

@@ -1,0 +1,27 @@
+"""Flags before several values: each further value gets the flag before it, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_app.cli.options.several import with_each_flag
+
+METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--lora": None, "-x": "TEXT"}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("--uids 0 1 -1", "--uids 0 --uids 1 --uids -1"),
+        ("--uids -1 0,-1 text", "--uids -1 --uids 0,-1 text"),
+        ("--uids 0 -x 1", "--uids 0 -x 1"),
+        ("--uids=0 1 --lora a b", "--uids=0 --uids 1 --lora a b"),
+        ("text --dir a b=c --uids 0", "text --dir a --dir b=c --uids 0"),
+        ("--dir a -- b --uids 0 1", "--dir a -- b --uids 0 1"),
+        ("--dir a -", "--dir a -"),  # which is stdin
+        ("--uids", "--uids"),
+        ("0 1 -1", "0 1 -1"),
+    ],
+)
+def test_further_values_have_their_flag(line, found):
+    assert with_each_flag(line.split(), METAVARS) == found.split()

@@ -1,0 +1,52 @@
+"""PEFT's (IA)³: which of its modules have scales for what goes in, and which for what comes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
+from vlm.layers.adapters.ia3 import Ia3Weights
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {"modules_to_save": ([],)}
+
+
+@dataclass(frozen=True)
+class PeftIa3:
+    """Which modules are a feed-forward layer's, whose inputs are scaled, in PEFT's words."""
+
+    name: ClassVar[str] = "IA3"
+    tensors: ClassVar[re.Pattern[str]] = re.compile(r"(.+)\.(ia3_l)(?:\.default)?")
+    feedforward: re.Pattern[str] | tuple[str, ...]  # what names match, or ends of them
+
+    @classmethod
+    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftIa3:
+        refuse_settings(folder, values, NEUTRAL)
+        named = values.get("feedforward_modules") or []
+        with invalid_settings(folder, cls.name):
+            return cls(re.compile(named) if isinstance(named, str) else _ends(named))
+
+    def weights(self, module: str, parts: Mapping[str, Tensor]) -> Ia3Weights:
+        shape, of_inputs = list(parts["ia3_l"].shape), self.is_feedforward(module)
+        if len(shape) != 2 or shape[not of_inputs] != 1:
+            # as PEFT keeps them: [1, in] or [out, 1]
+            what = "inputs, [1, n]" if of_inputs else "outputs, [n, 1]"
+            raise ValueError(f"has a vector of shape {shape}, its configuration says that it scales {what}")
+        return Ia3Weights(parts["ia3_l"].float().flatten(), of_inputs=of_inputs)
+
+    def is_feedforward(self, module: str) -> bool:
+        if isinstance(self.feedforward, tuple):
+            return module.endswith(self.feedforward)
+        return self.feedforward.fullmatch(module) is not None
+
+
+def _ends(values: Any) -> tuple[str, ...]:
+    """Raises TypeError for what is no list of names."""
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"feedforward_modules {values!r}")
+    return tuple(values)

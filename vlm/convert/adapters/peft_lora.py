@@ -1,0 +1,96 @@
+"""PEFT's LoRA: what of its configuration decides the maths, and what of it is not done here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
+from vlm.layers.adapters.lora import LoraWeights
+
+T = TypeVar("T")
+
+# what changes the maths in ways that are not done -> the values that ask for nothing
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "layer_replication": ([],),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([], {}),
+    "alora_invocation_tokens": ([],),
+    "use_qalora": (False,),
+    "use_bdlora": (False,),
+    "arrow_config": (),
+    "kasa_config": (),
+    "monteclora_config": (),
+    "velora_config": (),
+    # others begin with a change of the base's own weights, which the adapter's are a difference to
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}
+
+
+@dataclass(frozen=True)
+class PeftLora:
+    """How strongly an adapter's modules count."""
+
+    name: ClassVar[str] = "LoRA"
+    tensors: ClassVar[re.Pattern[str]] = re.compile(r"(.+)\.(lora_[AB])(?:\.default)?\.weight")
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[re.Pattern[str], int]
+    alpha_pattern: Mapping[re.Pattern[str], float]
+    use_rslora: bool
+
+    @classmethod
+    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftLora:
+        refuse_settings(folder, values, NEUTRAL)
+        with invalid_settings(folder, cls.name):
+            return cls(
+                _rank(values.get("r", 8)),
+                float(values.get("lora_alpha", 8)),
+                _patterns(values.get("rank_pattern") or {}, _rank),
+                _patterns(values.get("alpha_pattern") or {}, float),
+                bool(values.get("use_rslora")),
+            )
+
+    def weights(self, module: str, parts: Mapping[str, Tensor]) -> LoraWeights:
+        if missing := {"lora_A", "lora_B"} - parts.keys():
+            raise ValueError(f"lacks its {missing.pop()}")
+        a, b, rank = parts["lora_A"], parts["lora_B"], self.rank_of(module)
+        if not (a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == rank):
+            raise ValueError(f"has shapes {list(a.shape)} and {list(b.shape)}, its configuration says rank {rank}")
+        return LoraWeights(a.float(), b.float() * self.scale_of(module))
+
+    def rank_of(self, module: str) -> int:
+        return _by_pattern(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """Returns what a module's product is multiplied by."""
+        rank = self.rank_of(module)
+        return _by_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _rank(value: Any) -> int:
+    """Raises ValueError for what is no rank."""
+    if (rank := int(value)) < 1:
+        raise ValueError(f"a rank of {rank}")
+    return rank
+
+
+def _patterns(values: Mapping[str, Any], read: Callable[[Any], T]) -> dict[re.Pattern[str], T]:
+    """Returns values by what the end of a module's path matches, as PEFT has it. Raises re.error for what is no
+    pattern."""
+    return {re.compile(rf"(.*\.)?({key})$"): read(value) for key, value in values.items()}
+
+
+def _by_pattern(patterns: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
+    """Returns the value of the first pattern that matches."""
+    return next((value for pattern, value in patterns.items() if pattern.match(module)), default)

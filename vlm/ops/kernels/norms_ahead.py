@@ -1,0 +1,141 @@
+"""Norms of one row that wait for the product that takes the row (gemv.py): both are one kernel then."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vlm.ops.kernels.nvrtc import copies_boxes
+
+NO_NORM, RMS_NORM, LAYER_NORM = range(3)  # as in gemv.cu
+X_TYPES = (torch.float16, torch.bfloat16)
+VECTOR = 8  # values that are loaded at once
+MOST_VALUES = 8192  # of a row: four vectors a thread
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm's inputs and results: `row` [1, K], the norm of `stream` = x + delta, which is x where there is no delta;
+    an RMS norm has no shift. `compute` fills the results."""
+
+    x: Tensor
+    delta: Tensor | None
+    gain: Tensor
+    shift: Tensor | None
+    eps: float
+    stream: Tensor
+    row: Tensor
+    compute: Callable[[Norm], None]
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether it can be computed ahead of a product."""
+        inputs = [x for x in (self.x, self.delta, self.gain, self.shift) if x is not None]
+        one_row = self.row.ndim == 2 and len(self.row) == 1 and self.row.shape[1] % VECTOR == 0
+        typed = self.gain.dtype in X_TYPES and all(x.dtype in (self.gain.dtype, torch.float32) for x in inputs)
+        alike = self.shift is None or self.shift.dtype == self.gain.dtype
+        narrow = self.row.shape[-1] <= MOST_VALUES
+        return one_row and typed and alike and narrow and all(map(is_aligned, inputs)) and copies_boxes(self.row.device)
+
+    @property
+    def kind(self) -> int:
+        return RMS_NORM if self.shift is None else LAYER_NORM
+
+    def launch(self) -> None:
+        """Computes it by itself."""
+        self.compute(self)
+
+
+class NormsAhead(TorchDispatchMode):
+    """Within it a norm of one row is computed by the product that takes the row, if that is launched next.
+
+    Otherwise it is launched by itself: ahead of every operation of torch but views and allocations, and of every kernel
+    of Triton's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._norm: Norm | None = None
+        self._thread = 0
+
+    @staticmethod
+    def current() -> NormsAhead | None:
+        """Returns the one that this thread is within."""
+        return getattr(_of_thread, "norms_ahead", None)
+
+    def __enter__(self) -> NormsAhead:
+        self._thread, _of_thread.norms_ahead = threading.get_ident(), self
+        _launch_hook().add(self._before_kernel)
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        _launch_hook().remove(self._before_kernel)
+        _of_thread.norms_ahead = None
+        if error is None:
+            self.launch()
+        self._norm = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_harmless(func):
+            self.launch()
+        return func(*args, **(kwargs or {}))
+
+    def _before_kernel(self, *_: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self.launch()
+
+    def put(self, norm: Norm) -> None:
+        """Lets a norm wait."""
+        self.launch()
+        self._norm = norm
+
+    def taken(self, row: Tensor) -> Norm | None:
+        """Returns the norm whose row this is, if one waits, for who computes it; launches another one."""
+        if self._norm is None or self._norm.row.data_ptr() != row.data_ptr():
+            self.launch()
+        norm, self._norm = self._norm, None
+        return norm
+
+    def launch(self) -> None:
+        """Launches the norm that waits."""
+        norm, self._norm = self._norm, None
+        if norm is not None:
+            norm.launch()
+
+
+_of_thread = threading.local()
+_ALLOCATIONS = {
+    torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default, torch.ops.aten._unsafe_view.default,
+}  # fmt: skip
+
+
+@functools.cache
+def _is_harmless(operation: Any) -> bool:
+    """Tells whether an operation reads and writes no tensor's values: a view, or an allocation."""
+    aliases = [result.alias_info for result in operation._schema.returns]
+    is_view = bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    return is_view or operation in _ALLOCATIONS
+
+
+def _launch_hook() -> Any:
+    """Returns the functions that Triton calls before it launches a kernel."""
+    from triton import knobs
+
+    return knobs.runtime.launch_enter_hook
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Tells whether a tensor's vectors can be loaded, and its boxes copied."""
+    return x.is_contiguous() and x.data_ptr() % 16 == 0
