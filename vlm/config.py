@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
 from vlm.options import errors_of, option
+from vlm.packaged import adapter_folder
 from vlm.ranges import Range, at_least, one_of
 
 KV_CACHE_DTYPES = ("int8", "fp8")  # of a cache of 8 bits
@@ -281,7 +282,7 @@ class RuntimeConfig(Config):
         flags=("--batch-invariant/--no-batch-invariant",),
     )  # fmt: skip
     lora: tuple[str, ...] = option(
-        (), "An adapter (LoRA or IA3, a folder of PEFT's) that requests may name: NAME=FOLDER."
+        (), "An adapter (LoRA or IA3, packaged or a folder of PEFT's) that requests may name: NAME=FOLDER."
     )
     max_loras: int | None = option(
         None, "Adapters on the device at once; requests of others wait until one of these is not in use.",
@@ -314,7 +315,7 @@ class RuntimeConfig(Config):
     @property
     def lora_folders(self) -> dict[str, Path]:
         """Returns the folders of adapters by their names, in the order of their numbers."""
-        return {name: Path(folder) for name, _, folder in (each.partition("=") for each in self.lora)}
+        return {name: adapter_folder(folder) for name, _, folder in (each.partition("=") for each in self.lora)}
 
     def on(self, device_type: str) -> RuntimeConfig:
         """Returns what holds on a type of device: the CPU is never batch-invariant; a GPU that is takes each text and

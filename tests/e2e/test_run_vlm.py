@@ -14,7 +14,7 @@ import vlm
 from tests import tiny
 from tests.cli_kit import one_sentence
 from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, call, ids, pictures, saved, text, tuned_continued
-from vlm.build.store import ASSETS
+from vlm.packaged import ASSETS
 from vlm.registry import catalogs
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")

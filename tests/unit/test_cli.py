@@ -328,7 +328,7 @@ def test_inspect_finds_damage(cli, hf, tmp_path):
 
 
 def test_models(cli, monkeypatch, hf):
-    monkeypatch.setattr("vlm.build.store.ASSETS", hf.parent)
+    monkeypatch.setattr("vlm.packaged.ASSETS", hf.parent)
     found = json.loads(cli("models", "--json")[1])
     assert found["families"][0]["architectures"] == ["toy-base"]
     assert found["packaged"][0]["name"] == "toy-model" and found["packaged"][0]["family"] == "toy"

@@ -82,7 +82,7 @@ def test_engine_is_used_as_it_is(hf, tmp_path):
 
 
 def test_packaged_name_comes_first(hf, monkeypatch, tmp_path):
-    monkeypatch.setattr(resolve_module, "ASSETS", tmp_path)
+    monkeypatch.setattr("vlm.packaged.ASSETS", tmp_path)
     assert packaged_models() == {"toy-model": hf}
     assert locate("toy-model").path == hf
     assert EngineDir.open(resolve("toy-model")).family == "toy"
@@ -100,7 +100,7 @@ def test_packaged_name_comes_first(hf, monkeypatch, tmp_path):
 )
 def test_unknown_model(name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resolve_module, "ASSETS", tmp_path)
+    monkeypatch.setattr("vlm.packaged.ASSETS", tmp_path)
     artifact_kit.write_hf(tmp_path / "packed")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.md").write_text("x")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from vlm.build.store import ASSETS
+from vlm.packaged import MODEL, packaged
 from vlm.processing.text_stream import TextStream
 from vlm.processing.tokenization import Tokenizer
 
@@ -23,7 +23,7 @@ def llama_like() -> Tokenizer:
     return Tokenizer(fast)
 
 
-TOKENIZERS = {"llama-like": llama_like(), **{path.name: Tokenizer.from_dir(path) for path in sorted(ASSETS.iterdir())}}
+TOKENIZERS = {"llama-like": llama_like(), **{name: Tokenizer.from_dir(path) for name, path in packaged(MODEL).items()}}
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], sizes: list[int], stop: tuple[str, ...] = ()) -> list[str]:

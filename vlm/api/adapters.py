@@ -16,6 +16,7 @@ from vlm.convert.adapters.placing import PER_ROW, read_layers
 from vlm.errors import InputError, LimitError, counted
 from vlm.executor.adapters import Adapter, AdapterCache
 from vlm.layers.adapters.base import AdapterRoom, rank_of
+from vlm.packaged import adapter_folder
 from vlm.registry import catalogs
 from vlm.requests.adapters import adapter_id
 
@@ -61,8 +62,9 @@ class LoadedAdapters(Mapping[str, int]):
         self._engine.unload_adapter(number)
 
     def read(self, folder: str | Path) -> Adapter:
-        """Returns what the adapter of a folder changes of the model; any thread may call it. Raises as read_adapter."""
-        return read_adapter(self._model, Path(folder))
+        """Returns what the adapter of a folder, or a packaged one, changes of the model; any thread may call it. Raises
+        as read_adapter."""
+        return read_adapter(self._model, adapter_folder(str(folder)))
 
 
 def read_adapter(engine: EngineDir, folder: Path) -> Adapter:

@@ -13,6 +13,7 @@ from vlm.convert.adapters.merging import merge_adapter
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import InputError
+from vlm.packaged import adapter_folder
 
 
 def convert_model(
@@ -46,7 +47,7 @@ def convert_model(
         whole = checkpoint_of(source, scratch, progress, tokenizer)
         if merge_lora is not None:
             merged = out if build.num_ranks == 1 else scratch / "merged"
-            whole = merge_adapter(whole, Path(merge_lora), merged, progress=progress)
+            whole = merge_adapter(whole, adapter_folder(str(merge_lora)), merged, progress=progress)
         if build.num_ranks == 1:
             return whole.path
         return split_checkpoint(whole, out, tp_size=tp_size, pp_size=pp_size, progress=progress).path

@@ -28,11 +28,11 @@ from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of, vision_of
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
+from vlm.packaged import MODEL, packaged
 from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
-ASSETS = Path(__file__).parents[1] / "assets"
 LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 
@@ -106,8 +106,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
 
 def packaged_models() -> dict[str, Path]:
     """Returns names and folders of the models that come with the package."""
-    folders = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
-    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
+    return packaged(MODEL)
 
 
 def _unknown(name: str, path: Path) -> str:

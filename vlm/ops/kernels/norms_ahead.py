@@ -64,7 +64,6 @@ class NormsAhead(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._norm: Norm | None = None
-        self._thread = 0
 
     @staticmethod
     def current() -> NormsAhead | None:
@@ -72,15 +71,14 @@ class NormsAhead(TorchDispatchMode):
         return getattr(_of_thread, "norms_ahead", None)
 
     def __enter__(self) -> NormsAhead:
-        self._thread, _of_thread.norms_ahead = threading.get_ident(), self
-        _launch_hook().add(self._before_kernel)
+        _watch_kernels()
+        _of_thread.norms_ahead = self
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, traceback)
-        _launch_hook().remove(self._before_kernel)
         _of_thread.norms_ahead = None
         if error is None:
             self.launch()
@@ -91,10 +89,6 @@ class NormsAhead(TorchDispatchMode):
             self.launch()
         return func(*args, **(kwargs or {}))
 
-    def _before_kernel(self, *_: Any) -> None:
-        if threading.get_ident() == self._thread:
-            self.launch()
-
     def put(self, norm: Norm) -> None:
         """Lets a norm wait."""
         self.launch()
@@ -102,7 +96,7 @@ class NormsAhead(TorchDispatchMode):
 
     def taken(self, row: Tensor) -> Norm | None:
         """Returns the norm whose row this is, if one waits, for who computes it; launches another one."""
-        if self._norm is None or self._norm.row.data_ptr() != row.data_ptr():
+        if self._norm is None or (self._norm.row.data_ptr(), self._norm.row.shape) != (row.data_ptr(), row.shape):
             self.launch()
         norm, self._norm = self._norm, None
         return norm
@@ -129,11 +123,17 @@ def _is_harmless(operation: Any) -> bool:
     return is_view or operation in _ALLOCATIONS
 
 
-def _launch_hook() -> Any:
-    """Returns the functions that Triton calls before it launches a kernel."""
+@functools.cache
+def _watch_kernels() -> None:
+    """Lets Triton say so before it launches a kernel."""
     from triton import knobs
 
-    return knobs.runtime.launch_enter_hook
+    knobs.runtime.launch_enter_hook.add(_before_kernel)
+
+
+def _before_kernel(metadata: Any) -> None:
+    if (ahead := NormsAhead.current()) is not None:
+        ahead.launch()
 
 
 def is_aligned(x: Tensor) -> bool:
