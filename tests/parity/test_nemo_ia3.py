@@ -9,8 +9,8 @@ import torch
 
 from tests import tiny
 from tests.nemo_kit import archive
-from tests.nemo_t5_kit import CONVERTED, UNTIED, NemoT5, config_of
-from tests.parity.test_nemo_t5 import of_t5
+from tests.nemo_t5_kit import CONVERTED, UNTIED, NemoT5, bert_file, config_of
+from tests.parity.test_nemo_t5 import NEW, PIECES, TEXTS, of_t5, pipeline
 from tests.prompted_kit import call
 from vlm.build.from_model import convert_model
 from vlm.errors import CheckpointError
@@ -43,6 +43,30 @@ def test_peft_computes_the_same(model, tp, pp, tmp_path):
     assert all(x.ne(1).any() for n, x in tuned.state_dict().items() if n.endswith(".ia3_l.default")), "all are loaded"
     tuned.unload()
     torch.testing.assert_close(found, nemo.logits(text, output), atol=1e-4, rtol=1e-4)
+
+
+def test_requests_name_it_beside_its_t5(tmp_path):
+    nemo = NemoT5(config_of(), seed=3)
+    content = nemo.unpacked(tmp_path / "t5", bert_file(tmp_path), tokenizer=PIECES)
+    nemo.draw_scales()
+    scales = archive(nemo.unpacked_scales(tmp_path / "scales"), tmp_path / "ia3.nemo")
+    assert call("convert", scales, "-o", tmp_path / "boolq").exit_code == 0
+    pipe = pipeline(archive(content, tmp_path / "t5.nemo"), tmp_path, lora=(f"boolq={tmp_path / 'boolq'}",))
+    inputs = [{"text": text, "lora": name} for text in TEXTS for name in (None, "boolq")]
+    found = [out.token_ids for out in pipe.generate(inputs, max_new_tokens=NEW)]
+    requests = [pipe.request({"text": text}) for text in TEXTS]
+
+    def expected() -> list[list[int]]:
+        config = pipe.config
+        start, end = config.decoder_start_token_id, config.eos_token_id
+        texts = [[*request.source_ids] for request in requests]
+        return [nemo.written(text, NEW, ids=config.vocab_size, start=start, end=end) for text in texts]
+
+    tuned = expected()
+    nemo.scales.clear()
+    plain = expected()
+    assert [found[0::2], found[1::2]] == [plain, tuned]
+    assert all(one != other for one, other in zip(plain, tuned, strict=True)), "the scales make no difference"
 
 
 def _saved(state):
