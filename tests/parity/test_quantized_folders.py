@@ -24,15 +24,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is quantized")
 GPTQ = "gptq-desc-act"
 Q = "model.layers.0.self_attn.q_proj"
 EXACT = {
-    "awq": ("int4-asymmetric", {"group_size": 16}),
+    "awq": ("int4-asymmetric", {"group_size": 16, "folded_scales": "AWQ"}),
     "bnb-gpt2": ("int8", {}),
     "bnb-int8": ("int8", {}),
     "gptq-asymmetric": ("int4-asymmetric", {"group_size": 32}),
     "gptq-desc-act": ("int4", {"group_size": 32, "input_order": True}),
     "modelopt-fp8": ("fp8", {"input_scale": True}),
-    "modelopt-int4-awq": ("int4", {"group_size": 32, "pre_quant_scale": ["attention.out", "ffn.down"]}),
-    "modelopt-int8-sq": ("w8a8", {"input_scale": True, "pre_quant_scale": True}),
-}
+    "modelopt-int4-awq": ("int4", {"group_size": 32, "pre_quant_scale": ["attention.out", "ffn.down"],
+                                   "folded_scales": "ModelOpt's W4A16_AWQ"}),
+    "modelopt-int8-sq": ("w8a8", {"input_scale": True, "pre_quant_scale": True,
+                                  "folded_scales": "ModelOpt's W8A8_SQ_PER_CHANNEL"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXACT)

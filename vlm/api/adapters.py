@@ -12,6 +12,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.base import Layout
 from vlm.backends.installed import backend_of
 from vlm.config import RuntimeConfig
+from vlm.convert.adapters.folded_scales import check_scales
 from vlm.convert.adapters.placing import PER_ROW, read_layers
 from vlm.errors import InputError, LimitError, counted
 from vlm.executor.adapters import Adapter, AdapterCache
@@ -69,13 +70,16 @@ class LoadedAdapters(Mapping[str, int]):
 
 def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
     """Returns what the adapter of a folder changes of an engine's networks. Raises InputError for an engine that takes
-    none; ConfigError and CheckpointError as read_layers."""
+    none, and as check_scales; ConfigError and CheckpointError as read_layers."""
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
             f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
             " vlm convert --merge-lora and build that."
         )
-    return read_layers(folder, catalogs.family(engine.family), catalogs.configs_of(engine))
+    configs = catalogs.configs_of(engine)
+    adapter = read_layers(folder, catalogs.family(engine.family), configs)
+    check_scales(adapter, folder, engine, configs)
+    return adapter
 
 
 def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:

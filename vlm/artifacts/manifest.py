@@ -37,7 +37,8 @@ class Manifest(Config):
     built_on: dict[str, str]  # python, torch, device, platform
     built_for: dict[str, Any]  # what may run it: {"devices"}, and under its backend's name what that knows of it
     files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
-    # {"group_size", "ignore"}, where they were given, and the layers that have parameters of vlm.layers.quant.inputs
+    # {"group_size", "ignore"}, where they were given, the layers that have parameters of vlm.layers.quant.inputs, and
+    # those of vlm.layers.quant.producer.FOLDED
     quantization_options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vlm.artifacts.model_files import ModelFiles
 
 READ = ("compressed-tensors", "awq", "gptq", "bitsandbytes", "modelopt")  # as their `quant_method` says
-QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json")  # of ModelOpt and AutoGPTQ
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "recipe.yaml")  # of ModelOpt, AutoGPTQ and
+# llm-compressor, whose steps that fold scales of layers' inputs into what comes before are
+FOLDING_STEPS = (b"AWQModifier", b"SmoothQuantModifier")
+RECIPE_BYTES = 1 << 20  # that are read of a recipe; one has a few hundred
 
 
 def quantizations(model: ModelFiles) -> dict[str, Mapping[str, Any]]:
@@ -22,6 +26,16 @@ def quantizations(model: ModelFiles) -> dict[str, Mapping[str, Any]]:
         settings = model.read(QUANTIZATION_FILES[1])
         found.setdefault(str(settings.get("quant_method") or "gptq").lower(), settings)
     return found
+
+
+def recipe_folds(folder: Path) -> bool:
+    """Says whether a folder's recipe has a step that folds scales; it need not have one."""
+    try:
+        with (folder / QUANTIZATION_FILES[2]).open("rb") as file:
+            recipe = file.read(RECIPE_BYTES)
+    except OSError:
+        return False
+    return any(step in recipe for step in FOLDING_STEPS)
 
 
 def _in_config(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

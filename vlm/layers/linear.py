@@ -84,6 +84,10 @@ class Linear(nn.Module):
         """Returns the width of a result, all parts together."""
         return sum(self.part_sizes.values())
 
+    def rows_of(self, part: str) -> slice:
+        """Returns which rows of the whole weight this rank has of a part."""
+        return self.rows[list(self.part_sizes).index(part)]
+
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, activation: Activation | None = None) -> Tensor:
         """Maps [..., in_features] -> [..., out_features], or to what these are activated to; batch: of x
         [R, in_features], whose rows may have adapters"""

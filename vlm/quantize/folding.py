@@ -44,7 +44,6 @@ def _fold(network: nn.Module, producer: Producer) -> Fold:
     scale, rows = "weight", slice(None)
     if isinstance(module, Linear):
         assert producer.part is not None
-        rows_of = dict(zip(module.part_sizes, module.rows, strict=True))
-        scale, rows = module.method.row_scale, rows_of[producer.part]
+        scale, rows = module.method.row_scale, module.rows_of(producer.part)
     names = (name for name, _ in module.named_parameters() if name in (scale, "bias"))
     return Fold(tuple(f"{producer.path}.{name}" for name in names), rows)

@@ -9,6 +9,7 @@ from typing import Any
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.errors import InputError
 from vlm.layers.quant.methods import quantization_of
+from vlm.layers.quant.producer import FOLDED
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.folding import Fold, folds_of
 from vlm.quantize.layers import Layer, layers_to_quantize
@@ -43,8 +44,9 @@ def plan_of(checkpoint: Checkpoint, config: QuantizeConfig) -> Plan:
         raise InputError("--ignore names every layer of the model, so there is nothing to quantize; name fewer.")
     if not folds:
         return Plan(layers, layers, options)
-    separate = [layer.name for layer in layers if SCALE in layer.kept.specs and layer.name not in folds]
-    options |= {SCALE: separate}
+    scaled = [layer.name for layer in layers if SCALE in layer.kept.specs]
+    separate = [name for name in scaled if name not in folds]
+    options |= {SCALE: separate, FOLDED: [name for name in scaled if name in folds]}
     if not separate:
         del options[SCALE]
     return Plan(layers, _layers(checkpoint, config, options), options, folds)

@@ -34,7 +34,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
         return _layer(name, tensors, group_size)
 
     parts = ("qweight", "qzeros", "scales")
-    return Scheme("AWQ", "int4-asymmetric", parts, parts, read, group_size)
+    return Scheme("AWQ", "int4-asymmetric", parts, parts, read, group_size, folds=True)
 
 
 def _layer(name: str, tensors: Mapping[str, Tensor], group_size: int | None) -> SourceLayer:

@@ -29,6 +29,7 @@ from vlm.convert.quantized.layer import (
 )
 from vlm.errors import CheckpointError, ConfigError
 from vlm.layers.quant.fp8 import FP8
+from vlm.layers.quant.producer import FOLDED
 
 NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
 PACKED = "pack-quantized"
@@ -73,6 +74,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
         )
     cache = ("its calibrated scales of the KV cache are left out: --kv-cache-dtype keeps one for each token and head",)
     cache = cache if settings.get("kv_cache_scheme") else ()
+    folds = bool(settings.get(FOLDED))  # a word of our own export: other programs say it in their recipe
     if kind == PACKED:
         integers = Integers(weights.bits, weights.symmetric, weights.group_size)
         return Scheme(
@@ -80,13 +82,13 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
             ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
             ("weight_packed", "weight_scale", "weight_shape"), PackedReader(integers),
             weights.group_size if weights.bits == 4 else None, integers.exact, KV_SCALES,
-            cache if integers.exact else (*cache, ROUNDED_AGAIN),
+            cache if integers.exact else (*cache, ROUNDED_AGAIN), folds,
         )  # fmt: skip
     static = inputs is not None and not inputs.dynamic
     parts = ("weight", "weight_scale", "input_scale", "input_zero_point", "weight_zero_point")
     return Scheme(
         "compressed-tensors", method, parts, parts[: 3 if static else 2], NaiveReader(method, static),
-        dropped=KV_SCALES, notes=cache,
+        dropped=KV_SCALES, notes=cache, folds=folds,
     )  # fmt: skip
 
 

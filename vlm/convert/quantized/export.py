@@ -21,6 +21,7 @@ from vlm.convert.roles import ConvertedRole, convert_roles, named_tensors, role_
 from vlm.convert.rules import Step
 from vlm.errors import CheckpointError, ConfigError
 from vlm.layers.quant.methods import quantization_of
+from vlm.layers.quant.producer import FOLDED
 from vlm.ops.int4_packing import unpacked4
 from vlm.registry.catalogs import match_family
 from vlm.registry.quantized_weights import quantized_layers
@@ -86,6 +87,7 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "kv_cache_scheme": None,
+        **({FOLDED: True} if options.get(FOLDED) else {}),  # other programs pass it over
     }
 
 

@@ -44,6 +44,7 @@ class Scheme:
     exact: bool = True  # does our method keep the same values?
     dropped: tuple[str, ...] = ()  # how names of tensors end that are not needed
     notes: tuple[str, ...] = field(default=())  # what is otherwise here, in words
+    folds: bool = False  # does its program fold scales of layers' inputs into what comes before?
 
 
 def check_shape(layer: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:

@@ -33,6 +33,7 @@ METHODS = {
     "W8A8_SQ_PER_CHANNEL": "w8a8",
     "W4A16_AWQ": "int4",
 }
+FOLDING = ("W4A16_AWQ", "W8A8_SQ_PER_CHANNEL")  # scales of q/k/v and gate/up go into the norms
 KV_SCALES = (".k_scale", ".v_scale", ".k_bias", ".v_bias")
 PARTS = ("weight", "weight_scale", "input_scale", "pre_quant_scale")
 
@@ -63,7 +64,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     note = "its calibrated scales of the KV cache are left out: --kv-cache-dtype keeps one for each token and head"
     return Scheme(
         f"ModelOpt's {kind}", METHODS[kind], PARTS, required, read, group_size, dropped=KV_SCALES,
-        notes=(note,) if cache else (),
+        notes=(note,) if cache else (), folds=kind in FOLDING,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.quant.inputs import Inputs, QuantizedMethod
 from vlm.layers.quant.methods import GROUP_SIZE, METHODS, quantization_of
+from vlm.layers.quant.producer import FOLDED
 from vlm.registry.quantized_weights import own_types, quantized, quantized_layers
 
 INPUTS = tuple(each.name for each in fields(Inputs))
@@ -148,6 +149,8 @@ def _options(
     if scheme.method.startswith("int4"):
         sizes = [layer.layers[0].shape[1] for layer in paths.values()]
         options["group_size"] = scheme.group_size or math.gcd(GROUP_SIZE, *sizes)
+    if scheme.folds:
+        options[FOLDED] = scheme.format
     for name in INPUTS:
         having = sorted(path for path, layer in paths.items() if name in layer.layers[0].parameters)
         options |= {name: True if len(having) == len(paths) else having} if having else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.model_files import ModelFiles
-from vlm.artifacts.quantization_files import quantizations
+from vlm.artifacts.quantization_files import quantizations, recipe_folds
 from vlm.convert.quantized import awq, bitsandbytes, compressed_tensors, gptq, modelopt
 from vlm.convert.quantized.layer import Scheme, SourceLayer
 from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed
@@ -74,6 +74,7 @@ def read_quantized(folder: HFFolder) -> QuantizedSource | None:
         )
     for kind, settings in kinds.items():
         scheme = SCHEMES[kind](settings)
+        scheme = replace(scheme, folds=scheme.folds or recipe_folds(folder.path))
         source = _source(scheme, folder.tensors)
         for note in scheme.notes:
             warnings.warn(f"{folder.path} is quantized ({scheme.format}): {note}.", VlmWarning, stacklevel=2)

@@ -26,6 +26,11 @@ class AdapterWeights(Protocol):
         """Returns the rank that a bank must have room for, 0 in kinds without one."""
         ...
 
+    @property
+    def commutes_with_scales(self) -> bool:
+        """Says whether it changes the same where the channels of what a layer reads or returns are scaled."""
+        ...
+
     def placed(self, shape: tuple[int, int], move: Move) -> Sequence[AdapterWeights]:
         """Returns what is changed of each layer that a weight [out, in] of this shape becomes a part of; the rows of
         other weights stay as they are. Raises ValueError for an adapter of another shape."""

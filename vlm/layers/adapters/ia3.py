@@ -25,6 +25,10 @@ class Ia3Weights:
     def rank(self) -> int:
         return 0
 
+    @property
+    def commutes_with_scales(self) -> bool:
+        return True  # a factor for each channel is all that it is
+
     def placed(self, shape: tuple[int, int], move: Move) -> list[Ia3Weights]:
         if (size := shape[self.of_inputs]) != len(self.scales):
             raise ValueError(f"scales {len(self.scales)} {'inputs' if self.of_inputs else 'outputs'} and should {size}")

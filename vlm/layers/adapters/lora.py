@@ -24,6 +24,10 @@ class LoraWeights(NamedTuple):
     def rank(self) -> int:
         return self.a.shape[0]
 
+    @property
+    def commutes_with_scales(self) -> bool:
+        return False
+
     def placed(self, shape: tuple[int, int], move: Move) -> list[LoraWeights]:
         if (own := (len(self.b), self.a.shape[1])) != shape:
             raise ValueError(f"is {list(own)} and should be {list(shape)}")

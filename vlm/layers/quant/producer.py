@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+# of the options of a manifest's quantization: the layers whose scales are folded, by their whole names; or in words the
+# format of the folder that a model comes from, whose program folds them without saying where
+FOLDED = "folded_scales"
+
 
 @dataclass(frozen=True)
 class Producer:
