@@ -15,6 +15,7 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.backends.onnxruntime.backend import OnnxRuntimeBackend
 from vlm.build.from_model import convert_model
 from vlm.config import RuntimeConfig
+from vlm.convert.adapters import patterns
 from vlm.convert.adapters.peft import read_peft
 from vlm.convert.adapters.placing import read_layers
 from vlm.convert.roles import role_configs
@@ -71,6 +72,28 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
 def test_kinds_that_are_not_done(config, sentence, tmp_path):
     with pytest.raises(VlmError, match=sentence):
         read_peft(folder_of(tmp_path / "a", **config))
+
+
+@pytest.mark.parametrize("pattern", [r"((\w|.)+)+x!", "(" * 9000 + "a" + ")" * 9000])
+@pytest.mark.parametrize("config", ["rank_pattern", "alpha_pattern", "feedforward_modules"])
+def test_patterns_that_never_end_have_a_budget(config, pattern, tmp_path, monkeypatch):
+    monkeypatch.setattr(patterns, "SECONDS", 1)
+    is_ia3 = config == "feedforward_modules"
+    folder = (ia3_folder if is_ia3 else folder_of)(tmp_path / "a", **{config: pattern if is_ia3 else {pattern: 2}})
+    with pytest.raises(
+        ConfigError, match=r"adapter_config.json has patterns that take more than 2 seconds, or too much"
+    ):
+        read_peft(folder)
+
+
+def test_patterns_in_a_process_of_their_own_match_as_others_do():
+    names = ["model.layers.0.q_proj", "model.layers.1.q_proj", "model.layers.1.v_proj"]
+    want = {names[1]: 1, names[2]: 0}
+    assert patterns.first_matches([r".*\.v_proj", r"model\.layers\.[1-9]\..*"], names) == want
+    assert patterns.first_matches([names[2], r"model.layers.1.q_proj$"], names) == want
+    for broken in ("(", "(?i", "a{2,1}", "(?P<a>x)(?P<a>y)"):
+        with pytest.raises(ValueError, match="at position"):
+            patterns.first_matches([broken], names)
 
 
 def test_what_is_neutral_is_read(tmp_path):

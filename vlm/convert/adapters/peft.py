@@ -30,19 +30,19 @@ def read_peft(folder: Path) -> tuple[str, dict[str, AdapterWeights]]:
     values = read_json(folder / FILE, ConfigError, WHAT)
     if (kind := str(values.get("peft_type"))) not in KINDS:
         raise ConfigError(f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded.")
-    config, tensors = KINDS[kind].read(folder, values), _tensors(folder)
+    tensors, strays = _tensors(folder), []
+    by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name in tensors:
+        if (match := KINDS[kind].tensors.fullmatch(name.removeprefix(PREFIX))) is None:
+            strays.append(name)
+        else:
+            by_module[match[1]][match[2]] = tensors[name]
+    config = KINDS[kind].read(folder, values, by_module)
     if (folder / BESIDE).exists():
         raise CheckpointError(
             f"{folder} has weights beside the adapter ({BESIDE}); merge both into their model with the scripts that"
             " made them and load the folder that this writes."
         )
-    by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    strays = []
-    for name in tensors:
-        if (match := config.tensors.fullmatch(name.removeprefix(PREFIX))) is None:
-            strays.append(name)
-        else:
-            by_module[match[1]][match[2]] = tensors[name]
     if strays:
         raise CheckpointError(
             f"{folder} holds {listed(strays)}, which is no {config.name} of a linear layer; merge the adapter into its"

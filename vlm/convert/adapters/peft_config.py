@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from vlm.convert.adapters.patterns import SECONDS
 from vlm.errors import ConfigError, listed
 from vlm.layers.adapters.base import AdapterWeights
 
@@ -23,8 +24,9 @@ class PeftKind(Protocol):
     tensors: ClassVar[re.Pattern[str]]  # their names: the module's, and which of its tensors it is
 
     @classmethod
-    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftKind:
-        """Raises ConfigError for what is not done; it names each reason."""
+    def read(cls, folder: Path, values: Mapping[str, Any], modules: Iterable[str]) -> PeftKind:
+        """Reads what it says of the adapter's modules. Raises ConfigError for what is not done; it names each
+        reason."""
         ...
 
     def weights(self, module: str, parts: Mapping[str, Tensor]) -> AdapterWeights:
@@ -51,5 +53,10 @@ def invalid_settings(folder: Path, kind: str) -> Iterator[None]:
     """Turns what values of another type or meaning raise into a ConfigError."""
     try:
         yield
+    except TimeoutError:
+        raise ConfigError(
+            f"{folder / FILE} has patterns that take more than {SECONDS} seconds, or too much memory, to match the"
+            " adapter's modules; write the modules' names in their place."
+        ) from None
     except (TypeError, ValueError, AttributeError, re.error) as error:
         raise ConfigError(f"{folder / FILE} holds a value that no {kind} has ({error}); fetch it again.") from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from vlm.convert.adapters.patterns import first_matches
 from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
 from vlm.layers.adapters.ia3 import Ia3Weights
 
@@ -22,27 +23,25 @@ class PeftIa3:
 
     name: ClassVar[str] = "IA3"
     tensors: ClassVar[re.Pattern[str]] = re.compile(r"(.+)\.(ia3_l)(?:\.default)?")
-    feedforward: re.Pattern[str] | tuple[str, ...]  # what names match, or ends of them
+    feedforward: Set[str]
 
     @classmethod
-    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftIa3:
+    def read(cls, folder: Path, values: Mapping[str, Any], modules: Iterable[str]) -> PeftIa3:
         refuse_settings(folder, values, NEUTRAL)
         named = values.get("feedforward_modules") or []
         with invalid_settings(folder, cls.name):
-            return cls(re.compile(named) if isinstance(named, str) else _ends(named))
+            if isinstance(named, str):
+                return cls(first_matches([named], modules).keys())
+            ends = _ends(named)
+        return cls({module for module in modules if module.endswith(ends)})
 
     def weights(self, module: str, parts: Mapping[str, Tensor]) -> Ia3Weights:
-        shape, of_inputs = list(parts["ia3_l"].shape), self.is_feedforward(module)
+        shape, of_inputs = list(parts["ia3_l"].shape), module in self.feedforward
         if len(shape) != 2 or shape[not of_inputs] != 1:
             # as PEFT keeps them: [1, in] or [out, 1]
             what = "inputs, [1, n]" if of_inputs else "outputs, [n, 1]"
             raise ValueError(f"has a vector of shape {shape}, its configuration says that it scales {what}")
         return Ia3Weights(parts["ia3_l"].float().flatten(), of_inputs=of_inputs)
-
-    def is_feedforward(self, module: str) -> bool:
-        if isinstance(self.feedforward, tuple):
-            return module.endswith(self.feedforward)
-        return self.feedforward.fullmatch(module) is not None
 
 
 def _ends(values: Any) -> tuple[str, ...]:

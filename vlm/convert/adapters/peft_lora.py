@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from vlm.convert.adapters.patterns import first_matches
 from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
 from vlm.layers.adapters.lora import LoraWeights
 
@@ -45,19 +46,19 @@ class PeftLora:
     tensors: ClassVar[re.Pattern[str]] = re.compile(r"(.+)\.(lora_[AB])(?:\.default)?\.weight")
     rank: int
     alpha: float
-    rank_pattern: Mapping[re.Pattern[str], int]
-    alpha_pattern: Mapping[re.Pattern[str], float]
+    ranks: Mapping[str, int]  # of modules that have one of their own, and so below
+    alphas: Mapping[str, float]
     use_rslora: bool
 
     @classmethod
-    def read(cls, folder: Path, values: Mapping[str, Any]) -> PeftLora:
+    def read(cls, folder: Path, values: Mapping[str, Any], modules: Iterable[str]) -> PeftLora:
         refuse_settings(folder, values, NEUTRAL)
         with invalid_settings(folder, cls.name):
             return cls(
                 _rank(values.get("r", 8)),
                 float(values.get("lora_alpha", 8)),
-                _patterns(values.get("rank_pattern") or {}, _rank),
-                _patterns(values.get("alpha_pattern") or {}, float),
+                _by_module(values.get("rank_pattern") or {}, modules, _rank),
+                _by_module(values.get("alpha_pattern") or {}, modules, float),
                 bool(values.get("use_rslora")),
             )
 
@@ -70,12 +71,12 @@ class PeftLora:
         return LoraWeights(a.float(), b.float() * self.scale_of(module))
 
     def rank_of(self, module: str) -> int:
-        return _by_pattern(self.rank_pattern, module, self.rank)
+        return self.ranks.get(module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """Returns what a module's product is multiplied by."""
         rank = self.rank_of(module)
-        return _by_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+        return self.alphas.get(module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def _rank(value: Any) -> int:
@@ -85,12 +86,9 @@ def _rank(value: Any) -> int:
     return rank
 
 
-def _patterns(values: Mapping[str, Any], read: Callable[[Any], T]) -> dict[re.Pattern[str], T]:
-    """Returns values by what the end of a module's path matches, as PEFT has it. Raises re.error for what is no
-    pattern."""
-    return {re.compile(rf"(.*\.)?({key})$"): read(value) for key, value in values.items()}
-
-
-def _by_pattern(patterns: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
-    """Returns the value of the first pattern that matches."""
-    return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
+def _by_module(patterns: Mapping[str, Any], modules: Iterable[str], read: Callable[[Any], T]) -> dict[str, T]:
+    """Returns the value of the first pattern that the end of a module's path matches, as PEFT has it. Raises as
+    first_matches."""
+    values = [read(value) for value in patterns.values()]
+    matches = first_matches([rf"(.*\.)?({key})$" for key in patterns], modules)
+    return {module: values[place] for module, place in matches.items()}
