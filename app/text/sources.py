@@ -75,8 +75,8 @@ def text_of(item: Item) -> Item:
 
 
 def beside_words(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a line of JSON says about its input beside the words: an adapter."""
-    return {name: fields[name] for name in ("lora",) if name in fields}
+    """Returns what a line of JSON says about its input beside the words: an adapter, a task."""
+    return {name: fields[name] for name in ("lora", "task") if name in fields}
 
 
 def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] = text_of) -> Iterator[Item]:

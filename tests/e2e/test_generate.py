@@ -256,6 +256,28 @@ def test_tasks_of_lines_and_of_a_conversation(llama, tables, tmp_path):
     assert result.stdout == text(want) + "\n"
 
 
+def test_lines_name_their_tasks(llama, tables, tmp_path):
+    model, folder = llama
+    rows, files = tables
+    tuned = lambda n, prompt: text(tuned_continued(model, torch.from_numpy(rows[n]), ids(prompt), 12))  # noqa: E731
+    base = text(tiny.hf_continued(model, ids("w1"), 12))
+    lines = [{"prompt": "w1", "task": 2}, {"prompt": "w1", "task": -1}, {"prompt": "w2", "task": "0"},
+             {"prompt": "w1", "task": 3}, {"prompt": "w1"}]  # fmt: skip
+    file = jsonl(tmp_path / "asked.jsonl", *lines)
+    asked = ("generate", "--raw-prompt", "--file", file, "--model", folder, *SHORT)
+    result = call(*asked, "--prompt-table", files / "three.npy")
+    assert (result.exit_code, result.stdout.split("\n")) == (1, [tuned(2, "w1"), base, tuned(0, "w2"), "", "", ""])
+    assert "line 4: its task is 3; " in result.stderr and "holds 0 to 2, and -1 is the base model." in result.stderr
+    assert 'line 5: it names no "task", and --tasks says none for all.' in result.stderr
+    result = call(*asked, "--prompt-table", files / "three.npy", "--tasks", "1")
+    assert result.stdout.split("\n") == [tuned(2, "w1"), base, tuned(0, "w2"), "", tuned(1, "w1"), ""]
+    result = call(*asked)  # a word of somebody's own
+    assert result.exit_code == 0 and result.stdout.splitlines()[0] == base
+    file = jsonl(tmp_path / "none.jsonl", {"prompt": "w1"}, {"prompt": "w1", "task": 0})
+    asked = ("--file", file, "--prompt-table", files / "three.npy", "--model", "nothing")
+    assert "holds 3 tasks; say which one with --tasks 0" in one_sentence(call("generate", *asked))
+
+
 def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     _, folder = llama
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,16 @@ def test_the_command_line_names_tasks(tuned):
         result.exit_code == 2 and "--tasks names mnli; " in result.stderr and "squad, boolq (0 to 1)" in result.stderr
     )
     assert "holds 2 tasks; say which one with --tasks squad" in call(*asked).stderr
+
+
+def test_lines_name_tasks(tuned, tmp_path):
+    pipe = vlm.load(tuned[1], device="cpu")
+    lines = [{"text": text, "task": task} for text, task in zip(TEXTS, ("boolq", -1, "squad"), strict=True)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ("translate", "--prefix", "", "--file", tmp_path / "texts.jsonl", "--model", tuned[1], "--device", "cpu")
+    result = call(*asked, *SHORT, "--prompt-table", tuned[2])
+    want = [pipe.tokenizer.decode(expected(tuned, pipe, text, task)) for text, task in zip(TEXTS, TASKS, strict=True)]
+    assert result.stdout.splitlines() == want, result.stderr
 
 
 @pytest.mark.parametrize(

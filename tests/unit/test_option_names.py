@@ -38,6 +38,7 @@ OF_SOME = {
     "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
     "--target": {"build"},
     "--tokenizer": {"convert"},
+    "--scales": {"quantize"},
     "--devices": LOADING_VERBS - {"eval pages", "demo", "export-triton"},
     "--calibrate": {"quantize"},
     "--lora": WITH_ADAPTERS | OF_PAGES,

@@ -12,7 +12,7 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import decoding, texts
 from vlm_app.cli.options.common import MODEL_HELP, Json
-from vlm_app.cli.options.extras import EXTRAS, Extras
+from vlm_app.cli.options.extras import LINES_EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
@@ -21,7 +21,7 @@ from vlm_app.text.prompts import prompt_of
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("suffix", "truncate"),
-    sampling=SAMPLING, extras=EXTRAS, options=LOADING_ADAPTERS,
+    sampling=SAMPLING, extras=LINES_EXTRAS, options=LOADING_ADAPTERS,
 )  # fmt: skip
 def generate(
     *,
@@ -47,7 +47,8 @@ def generate(
 
     A .jsonl file has "prompt" or "text" in each line, or a conversation in "messages", and for models that take them
     "images", a list of paths. Messages may hold images between their texts: {"role": "user", "content": [{"type":
-    "image", "path": "a.png"}, {"type": "text", "text": "What is it?"}]}.
+    "image", "path": "a.png"}, {"type": "text", "text": "What is it?"}]}. "lora" and "task" name its adapter and its
+    task of --prompt-table.
 
     \b
     Examples:
@@ -63,11 +64,12 @@ def generate(
         several = sampling.get("num_return_sequences", 1) > 1
         _check_chat({"the prompts": prompt, "--file": files.file, "--out": files.out, "--input-ids": files.input_ids,
                      **others, "--num-return-sequences": several})  # fmt: skip
-        items = iter(())
+        items = []
     elif files.input_ids is not None:
         items = texts.ids_of(files.input_ids, {"prompts": prompt, "--file": files.file, **others}, files.out)
     else:
         items = texts.items_of(prompt, files, of_json=partial(prompt_of, raw=raw_prompt))
+    items = items if chat else extras.on_items(items)
     name = decoding.packaged_chat_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
@@ -81,7 +83,7 @@ def generate(
     fields = {"suffix": framing.suffix, "truncate": framing.truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, extras.on_items(items), lambda text: {key: text, **fields}, out=files.out,
+        pipeline, items, lambda text: {key: text, **fields}, out=files.out,
         stream=texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import texts
 from vlm_app.cli.options.common import Json, Model
-from vlm_app.cli.options.extras import EXTRAS, Extras
+from vlm_app.cli.options.extras import LINES_EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
@@ -18,7 +18,7 @@ from vlm_app.core.load_options import LoadOptions
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("prefix", "suffix", "truncate"),
-    sampling=SAMPLING, extras=EXTRAS, options=LOADING_ADAPTERS,
+    sampling=SAMPLING, extras=LINES_EXTRAS, options=LOADING_ADAPTERS,
 )  # fmt: skip
 def summarize(
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlm.options import option
@@ -51,8 +52,9 @@ class Extras:
         return items
 
 
-def _from_options(values: dict[str, Any]) -> Extras:
-    return Extras((read_tables(values.get("prompt_table"), values.get("tasks")), *_adapters(values).fields))
+def _extras(values: dict[str, Any], lines_name_tasks: bool = False) -> Extras:
+    tables = read_tables(values.get("prompt_table"), values.get("tasks"), lines_name_tasks=lines_name_tasks)
+    return Extras((tables, *_adapters(values).fields))
 
 
 def _adapters(values: dict[str, Any]) -> Extras:
@@ -61,5 +63,6 @@ def _adapters(values: dict[str, Any]) -> Extras:
     return Extras((PerInput("lora", numbers, "--lora-task-uids"),))
 
 
-EXTRAS = Group.from_fields(None, _from_options, TableOptions, AdapterOptions)
+EXTRAS = Group.from_fields(None, _extras, TableOptions, AdapterOptions)
+LINES_EXTRAS = Group.from_fields(None, partial(_extras, lines_name_tasks=True), TableOptions, AdapterOptions)
 ADAPTERS = Group.from_fields(None, _adapters, AdapterOptions)

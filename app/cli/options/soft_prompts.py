@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.prompt_tables import PromptTables, TunedPrompt
 from vlm.errors import InputError
 from vlm.options import option
 from vlm_app.cli.options.per_input import BASE, PerInput
+
+if TYPE_CHECKING:
+    from vlm_app.text.sources import Item
+
+FIELD = "prompt_table"  # of an input
 
 
 @dataclass(frozen=True)
@@ -24,27 +32,76 @@ class TableOptions:
     )
 
 
-def read_tables(path: Path | None, tasks: str | None) -> PerInput:
-    """Reads the rows that go before each input's text; without a file none do. Raises InputError, before a model is
-    loaded, for what is no table or no task of it."""
+@dataclass(frozen=True)
+class SoftPrompts(PerInput):
+    """The rows of inputs' tasks. A line of JSON may name its own; without values it has to."""
+
+    tables: PromptTables | None
+
+    def each(self, count: int) -> list[dict[str, Any]]:
+        if self.tables is not None and not self.values:
+            raise _undecided(self.tables)
+        return super().each(count)
+
+    def on_items(self, items: Iterable[Item]) -> Iterable[Item]:
+        """Returns the items with the rows of their tasks; one whose task is unknown, or who lacks one, has an error.
+        Raises InputError, too, where the first one lacks it: the others may be of a file that names none."""
+        named = map(self._named, items)
+        if self.values:
+            return super().on_items(named)
+        first = next(named, None)
+        if first is not None and _lacks_rows(first):
+            self.each(1)
+        return map(_checked, chain(() if first is None else (first,), named))
+
+    def _named(self, item: Item) -> Item:
+        """Puts the rows of a line's own task in its place. Without a table "task" is a word like others."""
+        fields = {name: value for name, value in item.fields.items() if name != "task"}
+        if "task" not in item.fields or self.tables is None:
+            return replace(item, fields=fields)
+        try:
+            return replace(item, fields=fields | {FIELD: _of_task(self.tables, item.fields["task"], "its task is")})
+        except InputError as error:
+            return replace(item, fields=fields, error=str(error))
+
+
+def _lacks_rows(item: Item) -> bool:
+    return item.error is None and not item.is_empty and FIELD not in item.fields
+
+
+def _checked(item: Item) -> Item:
+    return replace(item, error='it names no "task", and --tasks says none for all') if _lacks_rows(item) else item
+
+
+def read_tables(path: Path | None, tasks: str | None, *, lines_name_tasks: bool) -> SoftPrompts:
+    """Reads the rows that go before each input's text; without a file none do. `lines_name_tasks`: where there are
+    several tasks, and none is said, inputs may say. Raises InputError, before a model is loaded, for what is no table
+    or no task of it."""
     if path is None:
         if tasks is not None:
             raise InputError("--tasks says whose rows of a prompt table are used; add --prompt-table FILE.npy.")
-        return PerInput("prompt_table", (None,), "--tasks")
+        return SoftPrompts(FIELD, (None,), "--tasks", None)
     tables = PromptTables.open(path, f"--prompt-table {path}")
     if tasks is None and len(tables) > 1:
-        first = next(iter(tables.names), "0")
-        raise InputError(
-            f"--prompt-table {path} holds {len(tables)} tasks; say which one with --tasks {first} (or one for each, of"
-            f" {tables.known})."
-        )
-    found = tuple(_of_task(tables, task.strip()) for task in (tasks or "0").split(","))
-    return PerInput("prompt_table", found, "--tasks")
+        if not lines_name_tasks:
+            raise _undecided(tables)
+        return SoftPrompts(FIELD, (), "--tasks", tables)
+    found = tuple(_of_task(tables, task.strip(), "--tasks names") for task in (tasks or "0").split(","))
+    return SoftPrompts(FIELD, found, "--tasks", tables)
 
 
-def _of_task(tables: PromptTables, task: str) -> TunedPrompt | None:
-    if task == str(BASE):
+def _undecided(tables: PromptTables) -> InputError:
+    first = next(iter(tables.names), "0")
+    return InputError(
+        f"--prompt-table {tables.path} holds {len(tables)} tasks; say which one with --tasks {first} (or one for each,"
+        f" of {tables.known})."
+    )
+
+
+def _of_task(tables: PromptTables, task: Any, words: str) -> TunedPrompt | None:
+    """Returns the rows of a task, None of the base model. Raises InputError, which begins with `words`, for another."""
+    if str(task) == str(BASE):
         return None
     if (found := tables.find(task)) is None:
-        raise InputError(f"--tasks names {task}; {tables.path} holds {tables.known}, and {BASE} is the base model.")
+        raise InputError(f"{words} {task}; {tables.path} holds {tables.known}, and {BASE} is the base model.")
     return found

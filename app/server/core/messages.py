@@ -50,7 +50,7 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
     ids to the last ones."""
     if isinstance(prompt, list):
         ids = prompt if isinstance(truncate, bool) else prompt[-truncate:]
-        return {pipeline.capabilities.id_field: ids}
+        return {"input_ids": ids}
     return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
 
 

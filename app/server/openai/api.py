@@ -33,9 +33,8 @@ async def chat(body: ChatBody, http: Request) -> Response:
     service, adapter = services_of(http).asked(body.model)
     how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
-    texts = Texts(
-        service, [GenerationInput(source, files, body.sampling() | adapter)], _answer(body, "chat.completion")
-    )
+    item = GenerationInput(source | body.of_inputs, files, body.sampling() | adapter)
+    texts = Texts(service, [item], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)
     return await _answered(http, body, texts)
 
@@ -46,7 +45,8 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     service, adapter = services_of(http).asked(body.model)
     sampling = body.sampling() | adapter
     items = [
-        GenerationInput(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts
+        GenerationInput(verbatim(service.pipeline, prompt, body.truncate) | body.of_inputs, [], sampling)
+        for prompt in body.prompts
     ]
     texts = Texts(service, items, _answer(body, "text_completion"))
     texts.wants_logprobs = body.logprobs is not None

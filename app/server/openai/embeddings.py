@@ -27,21 +27,21 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     service, adapter = services_of(http).asked(body.model)
-    vectors = await cancel_on_disconnect(http, _vectors(service, body, adapter))
+    vectors = await cancel_on_disconnect(http, _vectors(service, body, adapter | body.of_inputs))
     rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(vectors)]
     num_rows = sum(count for _, count in vectors)
     usage = {"prompt_tokens": num_rows, "total_tokens": num_rows}
     return {"object": "list", "model": body.model, "data": rows, "usage": usage}
 
 
-async def _vectors(service: Service, body: EmbeddingBody, adapter: dict[str, str]) -> list[tuple[Tensor, int]]:
-    """Returns each input's vector and the rows that it was read as; `adapter`: what the inputs have beside their
+async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]) -> list[tuple[Tensor, int]]:
+    """Returns each input's vector and the rows that it was read as; `fields`: what the inputs have beside their
     texts."""
     vectors: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
         for inputs in encoder_batches(body.inputs):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
-            sources = [source | adapter if source else source for source in sources]  # images have none
+            sources = [source | fields if source else source for source in sources]  # images have none
             encodings = await service.encode(sources, files)
             vectors += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
     return vectors

@@ -31,13 +31,25 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = False  # of lengths: there is none
 
 
-class Sampling(Body):
+class Named(Body):
+    """What a request is asked of: a model, or an adapter of one; and a task that it has tuned prompts for, by name or
+    number, in a field of ours."""
+
+    model: str
+    task: Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+
+    @property
+    def of_inputs(self) -> dict[str, Any]:
+        """Returns what each input has beside its words."""
+        return {} if self.task is None else {"task": self.task}
+
+
+class Sampling(Named):
     """What both ways to ask for text have, beside the fields of sampling settings (`body_fields`). Many are vLLM's or
     ours, as `extra_body` of the client."""
 
     completions: ClassVar[bool]  # is it the route of that name?
 
-    model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     use_beam_search: bool | None = None
@@ -142,12 +154,11 @@ class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **bod
         return _several(self.prompt)
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(Named):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
     if TYPE_CHECKING:  # one of the fields that are made of the settings
         logprobs: int | None
 
-    model: str
     input: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_EMBEDDINGS, fail_fast=True)]

@@ -50,7 +50,7 @@ def check_scales(adapter: Mapping[str, Layers], folder: Path, engine: EngineDir,
         return
     raise InputError(
         f"{adds}, into which vlm quantize has folded scales, so it would compute something else than in its training;"
-        " quantize the model with --scales separate, or merge the adapter first (vlm convert --merge-lora)."
+        " give --scales separate when you quantize, or merge the adapter first: vlm convert --merge-lora."
     )
 
 

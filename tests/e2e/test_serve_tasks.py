@@ -1,0 +1,59 @@
+"""Requests of OpenAI's API that name a task which its model has tuned prompts for."""
+
+from __future__ import annotations
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+import vlm
+from tests import prompted_kit, tiny
+from tests.prompted_kit import saved
+from tests.server_kit import serving
+
+PROMPT = "w1 w2 w3"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A file of two tasks of four rows."""
+    file = tmp_path_factory.mktemp("tables") / "two.npy"
+    np.save(file, np.random.default_rng(2).normal(size=(2, 4, 32)).astype(np.float32))
+    return file
+
+
+def test_completions_and_conversations_name_tasks(table, tmp_path):
+    saved("llama", tmp_path / "llama")
+    pipe = vlm.load(tmp_path / "llama", device="cpu", prompt_table=table, cache_dir=tmp_path / "cache")
+    tasks, turn = (-1, 0, "1"), [{"role": "user", "content": "w1"}]
+    raw = [pipe.generate(raw_prompt=PROMPT, task=task, max_new_tokens=6).text for task in tasks]
+    said = [pipe.generate(messages=turn, task=task, max_new_tokens=6).text for task in tasks]
+    assert len(set(raw)) == 3 and len(set(said)) > 1
+    with serving({"base": pipe}) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        for task, text, answer in zip(tasks, raw, said, strict=True):
+            how = {"model": "base", "max_tokens": 6, "extra_body": {"task": task}}
+            for prompt in (PROMPT, prompted_kit.ids(PROMPT), [PROMPT, PROMPT]):
+                found = client.completions.create(prompt=prompt, **how)
+                assert {choice.text for choice in found.choices} == {text}
+            found = client.chat.completions.create(messages=turn, **how)
+            assert found.choices[0].message.content == answer
+        for task, says in (("mnli", "there is no task 'mnli'"), (2, "there is no task 2"), ([0], "task")):
+            with pytest.raises(openai.BadRequestError, match=says):
+                client.completions.create(model="base", prompt=PROMPT, extra_body={"task": task})
+
+
+def test_embeddings_are_of_their_tasks(table, tmp_path, monkeypatch):
+    monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
+    saved("t5", tmp_path / "t5")
+    pipe = vlm.load(tmp_path / "t5", device="cpu", prompt_table=table, cache_dir=tmp_path / "cache")
+    bare = vlm.load(tmp_path / "t5", device="cpu", cache_dir=tmp_path / "cache")
+    with serving({"base": pipe, "bare": bare}) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        for task in (-1, 0, 1):
+            mean = pipe.encode(PROMPT, task=task).last_hidden_state.mean(0)
+            found = client.embeddings.create(model="base", input=PROMPT, extra_body={"task": task}).data[0].embedding
+            torch.testing.assert_close(torch.tensor(found), mean / mean.norm(), atol=1e-5, rtol=1e-4)
+        with pytest.raises(openai.BadRequestError, match="no tuned prompts are loaded"):
+            client.embeddings.create(model="bare", input=PROMPT, extra_body={"task": 0})
