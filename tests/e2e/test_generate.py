@@ -305,6 +305,8 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     ):  # fmt: skip
         result = call("generate", "w1", "--model", "nothing", "--prompt-table", *options)
         assert says in one_sentence(result) and not result.stdout
+    result = call("generate", "--chat", "--model", "nothing", "--prompt-table", three)
+    assert "holds 3 tasks; say which one with --tasks 0" in one_sentence(result)
     result = call("generate", "w1", "--model", folder, *SHORT, "--prompt-table", three, "--tasks", "0,1")
     assert "--tasks names 2 tasks for 1 requests" in one_sentence(result)
     assert "--tasks says whose rows" in one_sentence(call("generate", "w1", "--model", folder, "--tasks", "0"))

@@ -9,11 +9,13 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests import tiny
-from tests.lora_kit import random_adapter, random_ia3
-from tests.parity.test_compressed_export import SCALED, calibrated
+from tests.lora_kit import adapter_folder, matrices, random_adapter, random_ia3
+from tests.parity.test_compressed_export import MODELS, SCALED, calibrated
 from tests.quantized_folders import FOLDERS
+from vlm.api import adapters
 from vlm.api.adapters import read_adapter
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -77,6 +79,42 @@ def test_what_scales_is_the_same_wherever_scales_stand(quantized, tmp_path):
     read_adapter(
         each, random_adapter(tmp_path / "b", modules[-1], seed=1, width=32)
     )  # separate scales leave x as it is
+
+
+def test_what_is_refused_is_what_would_compute_something_else(quantized, tmp_path, monkeypatch):
+    """Each Linear of a layer, beside the same with all scales in front of their layers."""
+    name, engine = quantized
+    separate = calibrated(name, tmp_path, replace(SCALED["awq"], scales="separate"))
+    engines = engine, build_engine(separate, tmp_path / "engine", BuildConfig(max_batch_size=4))
+    pipes = [Pipeline(each, RuntimeConfig(device="cpu", max_loras=1, max_lora_rank=2)) for each in engines]
+    generator, refused = torch.Generator().manual_seed(0), {}
+    for number, (module, linear) in enumerate(linears(name).items()):
+        a, b = (torch.randn(size, generator=generator) for size in ((2, linear.in_features), (linear.out_features, 2)))
+        folder = adapter_folder(tmp_path / str(number), matrices(a, b, module))
+        try:
+            read_adapter(engine, folder)
+        except InputError:
+            refused[module] = True
+        with monkeypatch.context() as patch:
+            patch.setattr(adapters, "check_scales", lambda *_: None)
+            one, other = (logits_with(pipe, folder) for pipe in pipes)
+        assert refused.setdefault(module, False) != torch.allclose(one, other, atol=1e-3), module
+    assert len(set(refused.values())) == 2
+
+
+def linears(name: str) -> dict[str, torch.nn.Linear]:
+    """Those of the first layers of Hugging Face's model."""
+    modules = MODELS[name]().named_modules()
+    return {path: module for path, module in modules if isinstance(module, torch.nn.Linear) and ".layers.0." in path}
+
+
+def logits_with(pipe: Pipeline, folder) -> torch.Tensor:
+    """The logits of the first token."""
+    pipe.load_lora("a", folder)
+    inputs = {pipe.capabilities.id_field: [4, 9, 17, 30, 8], "lora": "a"}
+    output = pipe.generate(inputs, max_new_tokens=1, ignore_eos=True, return_generation_logits=True)
+    pipe.unload_lora("a")
+    return output.generation_logits
 
 
 def test_ranks_parts_say_it_too(quantized, tmp_path):

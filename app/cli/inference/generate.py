@@ -64,12 +64,13 @@ def generate(
         several = sampling.get("num_return_sequences", 1) > 1
         _check_chat({"the prompts": prompt, "--file": files.file, "--out": files.out, "--input-ids": files.input_ids,
                      **others, "--num-return-sequences": several})  # fmt: skip
+        extras.alone()  # raises before the model is loaded
         items = []
     elif files.input_ids is not None:
-        items = texts.ids_of(files.input_ids, {"prompts": prompt, "--file": files.file, **others}, files.out)
+        others |= {"prompts": prompt, "--file": files.file}
+        items = extras.on_items(texts.ids_of(files.input_ids, others, files.out))
     else:
-        items = texts.items_of(prompt, files, of_json=partial(prompt_of, raw=raw_prompt))
-    items = items if chat else extras.on_items(items)
+        items = extras.on_items(texts.items_of(prompt, files, of_json=partial(prompt_of, raw=raw_prompt)))
     name = decoding.packaged_chat_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")

@@ -103,5 +103,5 @@ def _of_task(tables: PromptTables, task: Any, words: str) -> TunedPrompt | None:
     if str(task) == str(BASE):
         return None
     if (found := tables.find(task)) is None:
-        raise InputError(f"{words} {task}; {tables.path} holds {tables.known}, and {BASE} is the base model.")
+        raise InputError(f"{words} {str(task)[:60]}; {tables.path} holds {tables.known}, and {BASE} is the base model.")
     return found
