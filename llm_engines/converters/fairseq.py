@@ -25,7 +25,8 @@ from llm_engines.converters.fairseq_tokenizer import (
     tokenizer_files,
 )
 from llm_engines.families.moses import Moses
-from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
+from llm_engines.models.bart import cross_rules, stack_rules
+from llm_engines.models.bart_config import BartConfig
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.artifacts.weights import TensorSource

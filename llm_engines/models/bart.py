@@ -1,8 +1,10 @@
-"""BART-shaped encoders and decoders: BART, mBART and mBART-50, FairSeq's transformers for translation.
+"""BART-shaped encoders and decoders: BART, mBART and mBART-50, M2M100 and NLLB-200, Marian, FairSeq's transformers for
+translation.
 
-Lewis et al., BART (arXiv:1910.13461); Liu et al., mBART (arXiv:2001.08210); Vaswani et al. (arXiv:1706.03762). BART
-normalizes after each sublayer; mBART before it, and once more after the last. Both learn positions, which start at row
-2; FairSeq's translation models compute them from sines.
+Lewis et al., BART (arXiv:1910.13461); Liu et al., mBART (arXiv:2001.08210); Fan et al., M2M-100 (arXiv:2010.11125);
+NLLB Team (arXiv:2207.04672); Junczys-Dowmunt et al., Marian (arXiv:1804.00344); Vaswani et al. (arXiv:1706.03762). BART
+and Marian normalize after each sublayer; the others before it, and once more after the last. BART and mBART learn
+positions, which start at row 2; all others compute them from sines.
 """
 
 from __future__ import annotations
@@ -10,15 +12,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.config import ModelConfig
-from vlm.convert.config_reader import ConfigReader, token_id
+from llm_engines.models.bart_config import BartConfig, parse_decoder, parse_encoder
 from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
 from vlm.layers.blocks import Blocks
@@ -34,70 +34,6 @@ from vlm.registry.spec import ModelSpec
 EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
 # of transformers' first releases: which FairSeq wrote it, and positions that were computed
 RELICS = ("version", "embed_positions._float_tensor")
-POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index
-
-
-@dataclass(frozen=True)
-class BartConfig(ModelConfig):
-    """Holds the sizes of the encoder or of the decoder. The defaults are mBART's."""
-
-    ffn_size: int
-    activation: str = "gelu"
-    scale_embedding: bool = True
-    tied: bool = True
-    layer_norm_eps: float = 1e-5
-    pre_norm: bool = True  # norms before the sublayers, else after
-    final_norm: bool = True
-    embedding_norm: bool = True
-    sinusoidal: bool = False  # positions
-    logits_bias: bool = False
-
-    @property
-    def embedding_scale(self) -> float:
-        return math.sqrt(self.hidden_size) if self.scale_embedding else 1.0
-
-
-# transformers' configuration_bart.py and configuration_mbart.py
-ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads",
-           "num_hidden_layers": "encoder_layers"}  # fmt: skip
-
-
-def parse_decoder(hf: dict[str, Any]) -> BartConfig:
-    """Returns the BartConfig of a Hugging Face `bart` or `mbart` configuration; ConfigError names every key that it
-    cannot honour."""
-    return _parse(hf, "decoder")
-
-
-def parse_encoder(hf: dict[str, Any]) -> BartConfig:
-    """Reads the encoder's configuration as `parse_decoder` does the decoder's."""
-    return _parse(hf, "encoder")
-
-
-def _parse(hf: dict[str, Any], side: str) -> BartConfig:
-    reader = ConfigReader(hf, f"BART {side}", ALIASES)
-    # where norms stand follows from the class alone: `normalize_before` and its like are read by none
-    pre_norm = reader.choice("model_type", ["bart", "mbart"]) == "mbart"
-    bos, eos = token_id(hf, "bos_token_id", 0), token_id(hf, "eos_token_id", 2)
-    config = {
-        "vocab_size": reader.size("vocab_size", 50265),
-        "hidden_size": reader.size("d_model", 1024),
-        "num_layers": reader.size(f"{side}_layers", 12),
-        "num_heads": reader.size(f"{side}_attention_heads", 16),
-        "max_positions": reader.size("max_position_embeddings", 1024),
-        "ffn_size": reader.size(f"{side}_ffn_dim", 4096),
-        "activation": reader.activation("activation_function", "gelu"),
-        "scale_embedding": bool(reader.get("scale_embedding", False)),
-        "tied": bool(reader.get("tie_word_embeddings", True)),
-        "pre_norm": pre_norm,
-        "final_norm": pre_norm,
-        "bos_token_id": bos,
-        "eos_token_id": eos,
-        "pad_token_id": token_id(hf, "pad_token_id", 1),
-        "decoder_start_token_id": token_id(hf, "decoder_start_token_id", bos if pre_norm else eos),
-    }
-    reader.multiple("d_model", config["hidden_size"], f"{side}_attention_heads", config["num_heads"])
-    reader.raise_errors()
-    return BartConfig(**config)
 
 
 def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
@@ -105,10 +41,22 @@ def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> Ba
     is one (published checkpoints hold zeros)."""
     bias = tensors.get("final_logits_bias")
     return dataclasses.replace(
-        config,
-        tied=config.tied and is_tied("lm_head.weight", EMBEDDINGS, tensors),
+        with_stored_positions(config, tensors),
+        tied=config.tied and is_tied("lm_head.weight", _embeddings(config), tensors),
         logits_bias=bias is not None and bool(bias.count_nonzero()),
     )
+
+
+def with_stored_positions(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
+    """Returns the configuration for positions as they were saved, where Marian's were: they are sines, too, but counted
+    by another program, or rounded."""
+    stored = any(name.endswith("embed_positions.weight") for name in tensors)
+    return dataclasses.replace(config, sinusoidal=config.sinusoidal and not stored)
+
+
+def _embeddings(config: BartConfig) -> tuple[str, ...]:
+    """Returns the names that the decoder's embedding may have."""
+    return EMBEDDINGS if config.shared_embeddings else EMBEDDINGS[1:2]
 
 
 class EncoderBlock(nn.Module):
@@ -173,7 +121,7 @@ class Stack(nn.Module):
             config.vocab_size, config.hidden_size, config.embedding_scale, context=context, tied=config.tied
         )
         if not config.sinusoidal:
-            self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
+            self.positions = nn.Embedding(config.max_positions + config.position_offset, config.hidden_size)
         if config.embedding_norm:
             self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.blocks = Blocks(config.num_layers, block, context=context)
@@ -183,12 +131,13 @@ class Stack(nn.Module):
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the configuration and is not stored."""
         if self.config.sinusoidal:
-            table = sinusoids(self.config.max_positions + POSITION_OFFSET, self.config.hidden_size)
+            rows = self.config.max_positions + self.config.position_offset
+            table = sinusoids(rows, self.config.hidden_size, endpoint=self.config.sine_endpoint)
             self.sines = table.to(device, self.embedding.weight.dtype)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] at batch.positions [R] -> hidden [R, hidden_size], final norm applied."""
-        at = batch.positions + POSITION_OFFSET
+        at = batch.positions + self.config.position_offset
         x = self.embedding(token_ids, batch)
         x = x + (F.embedding(at, self.sines) if self.config.sinusoidal else self.positions(at))
         if self.config.embedding_norm:
@@ -199,10 +148,11 @@ class Stack(nn.Module):
         return x if delta is None else x + delta
 
 
-def sinusoids(rows: int, width: int) -> Tensor:
-    """Returns FairSeq's table [rows, width]: sines of falling frequency, their cosines, a zero if the width is odd."""
+def sinusoids(rows: int, width: int, *, endpoint: bool = True) -> Tensor:
+    """Returns a table [rows, width]: sines of frequencies that fall from 1 to 1/10000 (FairSeq's), or to one step
+    before it (Marian's), their cosines, a zero if the width is odd."""
     half = width // 2
-    frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+    frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - endpoint)))
     angles = torch.arange(rows)[:, None] * frequencies
     return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
 
@@ -238,18 +188,21 @@ class BartDecoder(Stack):
 
 
 def encoder_rules(config: BartConfig) -> list[Any]:
-    """Returns weight rules for the encoder of `(M)BartForConditionalGeneration` (names without `model.encoder.`)."""
-    shared = Tied("embed_tokens.weight", "embedding.weight", also=(*EMBEDDINGS[:2], "lm_head.weight"))
-    return [shared, *_relics(""), *stack_rules("", {"self_attn": "attention"}, config)]
+    """Returns weight rules for the encoder of `(M)BartForConditionalGeneration` and its kin (names without
+    `model.encoder.`)."""
+    return [
+        *_embedding("embed_tokens.weight", (*EMBEDDINGS[:2], "lm_head.weight"), config),
+        *_relics("", config),
+        *stack_rules("", {"self_attn": "attention"}, config),
+    ]
 
 
 def decoder_rules(config: BartConfig) -> list[Any]:
     """Returns weight rules for all else, and for `MBartForCausalLM` (names without the role's prefix)."""
     d = "model.decoder"
-    head = ("lm_head.weight",) if config.tied else ()
     weight_rules = [
-        Tied(EMBEDDINGS[1], "embedding.weight", also=(EMBEDDINGS[0], EMBEDDINGS[2], *head)),
-        *_relics(f"{d}."),
+        *_embedding(EMBEDDINGS[1], EMBEDDINGS[::2], config, head=("lm_head.weight",) if config.tied else ()),
+        *_relics(f"{d}.", config),
         *stack_rules(f"{d}.", {"self_attn": "self_attention"}, config),
         *cross_rules(f"{d}."),
     ]
@@ -260,8 +213,17 @@ def decoder_rules(config: BartConfig) -> list[Any]:
     return weight_rules if config.tied else [*weight_rules, Rename("lm_head.weight", "head.weight")]
 
 
-def _relics(prefix: str) -> list[Drop]:
-    return [Drop(f"{prefix}{name}", "nothing reads it", optional=True) for name in RELICS]
+def _embedding(name: str, others: tuple[str, ...], config: BartConfig, head: tuple[str, ...] = ()) -> list[Any]:
+    """Returns rules for a side's embedding. `others`: names of the other side's, which is the same where they share
+    one."""
+    if config.shared_embeddings:
+        return [Tied(name, "embedding.weight", also=(*others, *head))]
+    own = Tied(name, "embedding.weight", also=head)
+    return [own, *(Drop(other, "it is the other side's", optional=True) for other in others)]
+
+def _relics(prefix: str, config: BartConfig) -> list[Drop]:
+    computed = ("embed_positions.weights",) if config.sinusoidal else ()
+    return [Drop(f"{prefix}{name}", "nothing reads it", optional=True) for name in (*RELICS, *computed)]
 
 
 def cross_rules(prefix: str) -> list[Any]:
@@ -303,4 +265,6 @@ def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -
 
 
 SPEC = ModelSpec("bart", BartConfig, parse_decoder, BartDecoder, decoder_rules, config_from_weights)
-ENCODER_SPEC = ModelSpec("bart-encoder", BartConfig, parse_encoder, BartEncoder, encoder_rules)
+ENCODER_SPEC = ModelSpec(
+    "bart-encoder", BartConfig, parse_encoder, BartEncoder, encoder_rules, with_stored_positions
+)
