@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_engines.converters.fairseq_languages import LanguageTokens
-from llm_engines.converters.fairseq_sentencepiece import source_tokenizer, target_tokenizer
+from llm_engines.families.piece_vocabulary import source_tokenizer, target_tokenizer
 from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
