@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_engines.families import bart, fairseq, gpt2, llama, nemo, opt, t5
+from llm_engines.families import bart, fairseq, gpt2, llama, m2m100, marian, nemo, opt, t5
 from llm_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -15,5 +15,15 @@ MODELS = (
     ModelRef("t5", "llm_engines.models.t5:SPEC"),
     ModelRef("t5-encoder", "llm_engines.models.t5:ENCODER_SPEC"),
 )
-FAMILIES = (t5.T5_ENCODER, t5.T5, bart.BART, fairseq.FAIRSEQ, llama.LLAMA, opt.OPT, gpt2.GPT2)
+FAMILIES = (
+    t5.T5_ENCODER,
+    t5.T5,
+    bart.BART,
+    m2m100.M2M100,
+    marian.MARIAN,
+    fairseq.FAIRSEQ,
+    llama.LLAMA,
+    opt.OPT,
+    gpt2.GPT2,
+)
 CONVERTERS = (fairseq.CONVERTER, nemo.CONVERTER)

@@ -15,6 +15,8 @@ MODELS = {
     "gated t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
     "bart": lambda: tiny.bart(seed=5),
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),
+    "m2m100": lambda: tiny.m2m100(seed=5),
+    "marian": lambda: tiny.marian(),
     "opt": lambda: tiny.opt(seed=2),
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
     "gpt2": lambda: tiny.gpt2(seed=1),

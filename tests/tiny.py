@@ -18,6 +18,10 @@ from transformers import (
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
     MistralConfig,
@@ -110,7 +114,7 @@ def hf_tokens(model, pixel_values, max_new_tokens: int, **options) -> list[list[
 def pull_apart(model, seed: int, spread: float, end: int | None = None):
     """Initial weights are so small that every token would look alike; a longer row is the likeliest more often."""
     generator = torch.Generator().manual_seed(seed + 1)
-    for parameter in model.parameters():
+    for parameter in filter(lambda each: each.requires_grad, model.parameters()):  # but for Marian's sines
         scale = spread if parameter.ndim >= 2 else spread / 2
         parameter.data += torch.randn(parameter.shape, generator=generator) * scale
     if end is not None:
@@ -133,15 +137,38 @@ def t5(seed: int = 2, spread: float = 0.5, tied: bool = True, multilingual: bool
 
 def bart(seed: int = 0, spread: float = 0.25, multilingual: bool = False, logits_bias: bool = False, **options):
     """Random BartForConditionalGeneration (or MBart…)."""
+    kinds = (MBartConfig, MBartForConditionalGeneration) if multilingual else (BartConfig, BartForConditionalGeneration)
+    special = {"forced_eos_token_id": None, "decoder_start_token_id": 2}
+    return _bart_shaped(kinds, seed, spread, logits_bias=logits_bias, **special | options)
+
+
+def m2m100(seed: int = 5, spread: float = 0.4, **options):
+    """Random M2M100ForConditionalGeneration."""
+    model = _bart_shaped((M2M100Config, M2M100ForConditionalGeneration), seed, spread, **options)
+    if model.config.scale_embedding:  # else every token is followed by itself
+        model.get_input_embeddings().weight.data /= model.config.d_model**0.5
+    # as published: a padding token that is generated would get a position of its own from Hugging Face
+    model.get_input_embeddings().weight.data[1] = 0
+    model.get_output_embeddings().weight.data[1] = 0
+    return model
+
+
+def marian(seed: int = 0, spread: float = 0.4, logits_bias: bool = False, **options):
+    """Random MarianMTModel, which starts from its padding."""
+    special = {"pad_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None,
+               "activation_function": "swish", "scale_embedding": True}  # fmt: skip
+    kinds = (MarianConfig, MarianMTModel)
+    return _bart_shaped(kinds, seed, spread, logits_bias=logits_bias, **special | options)
+
+
+def _bart_shaped(kinds, seed: int, spread: float, logits_bias: bool = False, **options):
     shape = {"vocab_size": 60, "d_model": 32, "max_position_embeddings": 96}
     for side in ("encoder", "decoder"):
         shape |= {f"{side}_layers": 2, f"{side}_ffn_dim": 48, f"{side}_attention_heads": 4}
-    kinds = (MBartConfig, MBartForConditionalGeneration) if multilingual else (BartConfig, BartForConditionalGeneration)
     torch.manual_seed(seed)
-    config = kinds[0](**{**shape, "forced_eos_token_id": None, "decoder_start_token_id": 2, **options})
-    model = kinds[1](config)
+    model = kinds[1](kinds[0](**shape | options))
     if logits_bias:
-        model.final_logits_bias = torch.randn(1, config.vocab_size)
+        model.final_logits_bias = torch.randn_like(model.final_logits_bias)
     return pull_apart(model, seed, spread, end=2)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
+    from vlm.registry.tokenizer_rules import Languages
 
 ToInput = Callable[[str], dict[str, Any]]
 NAMES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}  # T5 was trained on these
@@ -31,7 +32,7 @@ def translation(
     languages, or cannot be."""
     if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
         return _with_codes(
-            pipeline.tokenizer.languages.ids, source, target, prefix=prefix, truncate=truncate, suffix=suffix
+            pipeline.tokenizer.languages, source, target, prefix=prefix, truncate=truncate, suffix=suffix
         )
     if pipeline.family.name == "t5" and prefix is None:
         if source is None or target is None:
@@ -50,7 +51,9 @@ def translation_of_ids(pipeline: Pipeline, target: str | None) -> ToInput:
         return lambda text: {}
     if pipeline.tokenizer is None or pipeline.tokenizer.languages is None:
         raise InputError("the token ids say the languages to this model; leave --tgt-lang out.")
-    _check_codes(pipeline.tokenizer.languages.ids, target)
+    if pipeline.tokenizer.languages.target_first:
+        raise InputError("this model reads the target's language among the token ids; leave --tgt-lang out.")
+    pipeline.tokenizer.languages.id(target)
     return lambda text: {"tgt_lang": target}
 
 
@@ -69,7 +72,7 @@ def _end(suffix: str | None) -> dict[str, str]:
 
 
 def _with_codes(
-    ids: Mapping[str, int],
+    languages: Languages,
     source: str | None,
     target: str | None,
     prefix: str | None,
@@ -78,17 +81,13 @@ def _with_codes(
 ) -> ToInput:
     if prefix is not None:
         raise InputError("this model has language codes; give --src-lang and --tgt-lang instead of --prefix.")
-    if target is None:
-        raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(ids), 60)}.")
-    _check_codes(ids, source, target)
+    if target is None and not languages.target_first:
+        raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(languages.ids), 60)}.")
+    for code in (None if languages.target_first else source, target):
+        if code is not None:
+            languages.id(code)
     fields = {"src_lang": source, "tgt_lang": target, "truncate": truncate, **_end(suffix)}
     return lambda text: {"text": text, **fields}
-
-
-def _check_codes(ids: Mapping[str, int], *codes: str | None) -> None:
-    for code in codes:
-        if code is not None and code not in ids:
-            raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(ids), 60)}.")
 
 
 def _name(language: str) -> str:

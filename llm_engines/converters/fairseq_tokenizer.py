@@ -134,8 +134,9 @@ def tokenizer_files(
     """Writes tokenizer.json (and one for the target's ids where its dictionary is another) and its configuration."""
     text = text or TextFiles.from_folder(folder, {}, "none")
     if text.sentencepiece:
+        special = [*SPECIAL, *(tokens.extra if tokens else ())]
         files = {"tokenizer.json": source_tokenizer(text.sentencepiece, source),
-                 "tokenizer_target.json": target_tokenizer(target, tokens.extra if tokens else [])}  # fmt: skip
+                 "tokenizer_target.json": target_tokenizer(target, special, unknown=SPECIAL[3])}  # fmt: skip
     else:
         if not text.codes and any(entry.endswith("@@") for entry in source):
             warnings.warn(

@@ -32,15 +32,17 @@ def _is_code(token: str) -> bool:
     return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
 
 
-def _bart(model_type: str, vocab_size: int, **fields: Any) -> dict[str, Any]:
-    """Returns the published shapes of facebook/bart-large-cnn and facebook/mbart-large-50-*."""
+def bart_shape(
+    model_type: str, vocab_size: int, *, width: int = 1024, layers: int = 12, **fields: Any
+) -> dict[str, Any]:
+    """Returns a configuration of heads of 64 and feed-forward layers of four times the width, as published."""
     sides = {f"{side}_{name}": n for side in ("encoder", "decoder")
-             for name, n in (("layers", 12), ("ffn_dim", 4096), ("attention_heads", 16))}  # fmt: skip
+             for name, n in (("layers", layers), ("ffn_dim", 4 * width), ("attention_heads", width // 64))}  # fmt: skip
     return sides | {
         "model_type": model_type,
         "is_encoder_decoder": True,
         "vocab_size": vocab_size,
-        "d_model": 1024,
+        "d_model": width,
         "max_position_embeddings": 1024,
         "bos_token_id": 0,
         "pad_token_id": 1,
@@ -55,23 +57,25 @@ def _is_bart(config: dict[str, Any]) -> bool:
     return config.get("model_type") in ("bart", "mbart") and bool(config.get("is_encoder_decoder", True))
 
 
+ROLES = {
+    "encoder": Role(
+        "bart-encoder",
+        weight_prefix="model.encoder.",
+        shared_tensors=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+    ),
+    "decoder": Role("bart", shared_tensors=("model.encoder.embed_tokens.weight",)),
+}
+
 BART = FamilySpec(
     name="bart",
     summary="Text to text: BART, mBART, mBART-50 (facebook/bart-*, facebook/mbart-large-*)",
-    roles={
-        "encoder": Role(
-            "bart-encoder",
-            weight_prefix="model.encoder.",
-            shared_tensors=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
-        ),
-        "decoder": Role("bart", shared_tensors=("model.encoder.embed_tokens.weight",)),
-    },
+    roles=ROLES,
     matches=_is_bart,
     inputs=("text",),
     tokenizer_rules=tokenizer_rules,
     base_prefixes=("model.",),
     architectures={
-        "bart-large-cnn": lambda: _bart("bart", 50264, forced_eos_token_id=2),
-        "mbart-large-50": lambda: _bart("mbart", 250054, scale_embedding=True, forced_eos_token_id=2),
+        "bart-large-cnn": lambda: bart_shape("bart", 50264, forced_eos_token_id=2),
+        "mbart-large-50": lambda: bart_shape("mbart", 250054, scale_embedding=True, forced_eos_token_id=2),
     },
 )

@@ -11,12 +11,12 @@ from vlm.registry.tokenizer_rules import Settings
 MOST_EXTRA_IDS = 10_000
 
 
-def make_tokenizer(folder: Path, settings: Settings) -> str | None:
+def make_tokenizer(folder: Path, settings: Settings) -> dict[str, str] | None:
     """Returns a tokenizer.json; None where the settings name another tokenizer. Raises CheckpointError for a number of
     sentinels that no published one has."""
     if str(settings.get("tokenizer_class", "")).removesuffix("Fast") != "ByT5Tokenizer":
         return None
-    return byte_tokenizer(_extra_ids(settings.get("extra_ids", 125), folder))
+    return {"tokenizer.json": byte_tokenizer(_extra_ids(settings.get("extra_ids", 125), folder))}
 
 
 def _extra_ids(count: Any, folder: Path) -> int:

@@ -1,62 +1,95 @@
-"""A SentencePiece model and FairSeq's dictionary of its pieces -> tokenizers with the dictionary's ids."""
+"""A SentencePiece model and a vocabulary of its own order -> tokenizers with the vocabulary's ids.
+
+Pieces that the vocabulary lacks get ids beyond it: <unk> to the runtime (`vlm.registry.tokenizer_rules.Dictionary`).
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.convert.sentencepiece_file import read_model, tokenizer_of
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 BLANK = "▁"
-END_ID, UNKNOWN_ID = 2, 3
+END_ID, UNKNOWN_ID = 2, 3  # FairSeq's
 NEVER = "\ue000"  # of private use: begins what no text can hold
+BEYOND = f"{NEVER}beyond"  # the entry behind the vocabulary's last one
+FAR = -1e6  # the score of an entry that is no piece: it is taken where nothing else fits
 
 
-def source_tokenizer(path: Path, entries: list[str]) -> str:
-    """Splits as SentencePiece does; pieces that the dictionary lacks get ids beyond it: <unk> to the runtime."""
-    from tokenizers import Tokenizer, processors
+def source_tokenizer(path: Path, entries: Sequence[str]) -> str:
+    """Splits as FairSeq does: in a text `</s>` is four characters, and what is no piece is nothing."""
+    names = [f"{NEVER}{i} {entry}" for i, entry in enumerate(entries)]
+    return _ended(_with_ids(path, entries, names, UNKNOWN_ID), entries[END_ID], END_ID).to_str()
+
+
+def vocabulary_tokenizer(path: Path, entries: Sequence[str], special: Sequence[str], *, unknown: str, end: str) -> str:
+    """Splits as Hugging Face's tokenizers do that look pieces up in a vocab.json: a text may hold the `special` tokens,
+    and entries that are no pieces where the model knows no piece. Its ids make text again, too."""
+    tokenizer = _with_ids(path, entries, entries, entries.index(unknown))
+    tokenizer.add_special_tokens(list(special))
+    return _ended(tokenizer, end, entries.index(end)).to_str()
+
+
+def _ended(tokenizer: Tokenizer, end: str, end_id: int) -> Tokenizer:
+    """Returns the tokenizer with an end behind its texts."""
+    from tokenizers import processors
+
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", f"$A {end} $B {end}", [(end, end_id)])
+    return tokenizer
+
+
+def _with_ids(path: Path, entries: Sequence[str], names: Sequence[str], unknown_id: int) -> Tokenizer:
+    """Gives the model's pieces the ids of the entries. `names`: what the entries that are no pieces are called."""
+    from tokenizers import Tokenizer
 
     content = json.loads(tokenizer_of(read_model(path)).to_str())
     model, control = content["model"], {token["content"] for token in content["added_tokens"]}
-    content["added_tokens"] = []  # in a text `</s>` is four characters, as SentencePiece has it
-    model["vocab"] = (_unigram if model["type"] == "Unigram" else _bpe)(model, entries, control)
+    content["added_tokens"] = []
     if model["type"] == "Unigram":
-        model["unk_id"] = UNKNOWN_ID
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    ends = [("</s>", END_ID)]
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", ends)
-    return tokenizer.to_str()
+        model["vocab"] = _unigram(model, entries, names, control=control, unknown_id=unknown_id)
+        model["unk_id"] = unknown_id
+    else:
+        model["vocab"] = _bpe(model, entries, names, control=control, unknown_id=unknown_id)
+    return Tokenizer.from_str(json.dumps(content))
 
 
-def _unigram(model: dict[str, Any], entries: list[str], control: set[str]) -> list[list[Any]]:
+def _unigram(
+    model: dict[str, Any], entries: Sequence[str], names: Sequence[str], *, control: set[str], unknown_id: int
+) -> list[list[Any]]:
     """Makes a unigram model, whose list is in the order of the ids."""
     scores = {piece: score for piece, score in model["vocab"] if piece not in control}
     unknown = model["vocab"][model["unk_id"]][0]
-    worst = min(scores.values())
-    pieces = []
-    for i, entry in enumerate(entries):
-        has_score = i > UNKNOWN_ID and entry in scores and entry != unknown
-        pieces.append([entry, scores.pop(entry)] if has_score else [f"{NEVER}{i} {entry}", worst])
-    pieces[UNKNOWN_ID] = [unknown, scores.pop(unknown)]
-    return [*pieces, *([piece, score] for piece, score in scores.items())]
+    unknown_score, worst, found = scores.pop(unknown), min(scores.values()), []
+    for entry, name in zip(entries, names, strict=True):
+        is_hidden = name.startswith(NEVER)  # one that is not sets what an unknown character costs
+        found.append([entry, scores.pop(entry)] if entry in scores else [name, worst if is_hidden else FAR])
+    found[unknown_id] = [unknown, unknown_score]
+    return [*found, [BEYOND, worst], *([piece, score] for piece, score in scores.items())]
 
 
-def _bpe(model: dict[str, Any], entries: list[str], control: set[str]) -> dict[str, int]:
-    ids = {entry: i for i, entry in reversed(list(enumerate(entries))) if i > UNKNOWN_ID}
+def _bpe(
+    model: dict[str, Any], entries: Sequence[str], names: Sequence[str], *, control: set[str], unknown_id: int
+) -> dict[str, int]:
     pieces = [piece for piece in model["vocab"] if piece not in control]
-    vocabulary = {piece: ids.get(piece, len(entries) + i) for i, piece in enumerate(pieces)}
-    return vocabulary | {model["unk_token"]: UNKNOWN_ID}
+    known = {entry if entry in model["vocab"] and entry not in control else name: i
+             for i, (entry, name) in reversed(list(enumerate(zip(entries, names, strict=True))))}  # fmt: skip
+    beyond = [BEYOND, *(piece for piece in pieces if piece not in known)]
+    vocabulary = known | {piece: len(entries) + i for i, piece in enumerate(beyond)}
+    return vocabulary | {model["unk_token"]: unknown_id}
 
 
-def target_tokenizer(entries: list[str], languages: list[str]) -> str:
-    """Turns ids into text: pieces are joined, `▁` is a blank, the tokens of languages are left out."""
+def target_tokenizer(entries: Sequence[str], special: Sequence[str], *, unknown: str) -> str:
+    """Turns ids into text: pieces are joined, `▁` is a blank, special tokens are left out."""
     from tokenizers import Tokenizer, decoders, models
 
-    special = entries[: UNKNOWN_ID + 1]
     vocabulary = {entry: i for i, entry in reversed(list(enumerate(entries)))}
-    vocabulary |= {entry: i for i, entry in enumerate(special)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, special[UNKNOWN_ID]))
-    tokenizer.add_special_tokens([*special, *languages])
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unknown))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(BLANK, " "), decoders.Strip(" ", 1, 0)])
     return tokenizer.to_str()

@@ -221,6 +221,7 @@ def _embedding(name: str, others: tuple[str, ...], config: BartConfig, head: tup
     own = Tied(name, "embedding.weight", also=head)
     return [own, *(Drop(other, "it is the other side's", optional=True) for other in others)]
 
+
 def _relics(prefix: str, config: BartConfig) -> list[Drop]:
     computed = ("embed_positions.weights",) if config.sinusoidal else ()
     return [Drop(f"{prefix}{name}", "nothing reads it", optional=True) for name in (*RELICS, *computed)]
@@ -265,6 +266,4 @@ def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -
 
 
 SPEC = ModelSpec("bart", BartConfig, parse_decoder, BartDecoder, decoder_rules, config_from_weights)
-ENCODER_SPEC = ModelSpec(
-    "bart-encoder", BartConfig, parse_encoder, BartEncoder, encoder_rules, with_stored_positions
-)
+ENCODER_SPEC = ModelSpec("bart-encoder", BartConfig, parse_encoder, BartEncoder, encoder_rules, with_stored_positions)

@@ -35,6 +35,18 @@ MODELS = {
         "bart with a bias of the logits": lambda: tiny.bart(seed=1, logits_bias=True),
         "mbart": lambda: tiny.bart(multilingual=True, scale_embedding=True),
     },
+    "m2m100": {
+        "m2m100": lambda: tiny.m2m100(),
+        "m2m100, unequal sides, untied": lambda: tiny.m2m100(
+            seed=1, encoder_layers=1, decoder_layers=3, encoder_attention_heads=2, decoder_ffn_dim=20,
+            scale_embedding=False, activation_function="gelu", tie_word_embeddings=False),
+    },
+    "marian": {
+        "marian": lambda: tiny.marian(),
+        "marian with a bias of the logits": lambda: tiny.marian(logits_bias=True),
+        "marian, two vocabularies": lambda: tiny.marian(
+            seed=2, spread=0.25, share_encoder_decoder_embeddings=False, decoder_vocab_size=40, logits_bias=True),
+    },
 }  # fmt: skip
 
 
@@ -64,10 +76,10 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module", params=["t5", "bart"])
+@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian"])
 def ragged(request, tmp_path_factory):
-    """Two models, nine texts and their tokens alone."""
-    model = tiny.t5(seed=0) if request.param == "t5" else tiny.bart(seed=5)
+    """A model, nine texts and their tokens alone."""
+    model = getattr(tiny, request.param)(seed={"bart": 5, "m2m100": 5}.get(request.param, 0))
     texts = tiny.texts(model, (40, 3, 21, 1, 60, 12, 33, 50, 7), seed=4)
     want = [tiny.hf_text(model, text, 30) for text in texts]
     return model, engine_dir(model, tmp_path_factory.mktemp("ragged"), max_batch_size=9), texts, want

@@ -89,7 +89,7 @@ def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]
     files = list(folder.processor_files)
     with tempfile.TemporaryDirectory() as scratch:
         lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)
-        if lacks and (text := make_tokenizer(folder.path, spec)) is not None:
-            files.append(Path(scratch) / "tokenizer.json")
-            files[-1].write_text(text, encoding="utf-8")
+        for name, content in make_tokenizer(folder.path, spec).items() if lacks else ():
+            files.append(Path(scratch) / name)
+            files[-1].write_text(content, encoding="utf-8")
         yield files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from vlm.artifacts.files import load_json
@@ -11,15 +12,20 @@ from vlm.registry.spec import FamilySpec
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
-def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> str | None:
-    """Returns the content of a tokenizer.json, made in the family's way or a usual one; None where the folder holds no
-    tokenizer at all.
+def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> Mapping[str, str]:
+    """Returns the contents of a tokenizer.json and what goes with it, by name, made in the family's way or a usual one;
+    nothing where the folder holds no tokenizer at all.
 
     Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
     """
     config = _config(folder)
-    if family is not None and (content := family.make_tokenizer(folder, config)) is not None:
-        return content
+    if family is not None and (files := family.make_tokenizer(folder, config)) is not None:
+        return files
+    content = _usual(folder, config)
+    return {} if content is None else {"tokenizer.json": content}
+
+
+def _usual(folder: Path, config: dict[str, object]) -> str | None:
     if any((folder / name).is_file() for name in SENTENCEPIECE):
         _check_sentencepiece(folder)
         return _from_transformers(folder)

@@ -261,7 +261,8 @@ class RequestBuilder:
         rows = rows_of(prompt_table_of(fields), self.source_vocab_size or self.config.vocab_size)
         cut_at = truncation_of(fields, max(0, limit - len(rows)))
         text = self._bounded(text) if cut_at is None else self.tokenizer.shortened(text, cut_at)
-        options = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
+        options = {name: fields.get(key) for name, key in (("language", "src_lang"), ("target", "tgt_lang"))}
+        options["suffix"] = self._suffix(fields)
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut_at, **options)]
         if len(ids) > limit:
             raise LengthError(
@@ -276,8 +277,8 @@ class RequestBuilder:
         languages = self.tokenizer.languages if self.tokenizer else None
         if languages is None:
             raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
-        token = languages.id(language)
-        return params if languages.starts_output else replace(params, forced_bos_token_id=token)
+        token = languages.first_token(language)
+        return params if token is None else replace(params, forced_bos_token_id=token)
 
     def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
         ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")

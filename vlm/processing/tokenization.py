@@ -155,11 +155,17 @@ class Tokenizer:
         return TokenBound.from_tokenizer(self._fast)
 
     def encode_source(
-        self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
+        self,
+        text: str,
+        *,
+        language: str | None = None,
+        target: str | None = None,
+        limit: int | None = None,
+        suffix: str = "",
     ) -> list[int]:
         """Encodes a text as an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text
-        is cut at the `truncation_side` so that the whole has at most so many tokens. Raises InputError for a language
-        that the model does not know or need."""
+        is cut at the `truncation_side` so that the whole has at most so many tokens. `target`: the output's language,
+        which some models read there. Raises InputError for a language that the model does not know or need."""
         if self.splitter and limit is not None:  # a word is a token or more; the last ones change the ones before them
             text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
         body = self.split(text)
@@ -171,7 +177,7 @@ class Tokenizer:
                 )
             before, after = self.ends
         else:
-            before, after = self.languages.around_source(language)
+            before, after = self.languages.around_source(language, target)
         over = 0 if limit is None else len(pieces) + len(before) + len(after) - limit
         return [*before, *ids_without(pieces, over, (0, len(body)), self.truncation_side), *after]
 

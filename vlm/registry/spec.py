@@ -122,8 +122,9 @@ class FamilySpec:
     renames: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
     image_processors: tuple[ImageProcessorSpec, ...] = ()  # the first one where the folder does not say
     tokenizer_rules: ReadRules = no_rules  # what a tokenizer.json does not say
-    # (folder, its tokenizer_config.json) -> a tokenizer.json for a folder without one; None: in one of the usual ways
-    make_tokenizer: Callable[[Path, Mapping[str, Any]], str | None] = lambda folder, settings: None
+    # (folder, its tokenizer_config.json) -> files by name for a folder without tokenizer.json: that, and where outputs
+    # have ids of their own a tokenizer_target.json; None: in one of the usual ways
+    make_tokenizer: Callable[[Path, Mapping[str, Any]], Mapping[str, str] | None] = lambda folder, settings: None
     tokenizer_files: tuple[str, ...] = ()  # patterns of files that it makes one of, beyond those that many models have
     postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
     loop_detection: bool = False  # on by default for the family's requests

@@ -90,8 +90,7 @@ def _gpt2(vocabulary: Path, merges: Path, out: Path) -> tuple[Tokenizer, dict[st
     shutil.copyfile(merges, parts / "merges.txt")
     (parts / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
     try:
-        # None where there is no tokenizer at all: the files are there
-        fast = Tokenizer.from_str(make_tokenizer(parts) or "")
+        fast = Tokenizer.from_str(make_tokenizer(parts)["tokenizer.json"])
     except Exception as error:  # the library raises bare Exception
         reason = f"{vocabulary} and {merges.name} are no vocabulary and merges of GPT-2's kind"
         raise CheckpointError(f"{reason} ({error}).") from None
