@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tiny import pull_apart
+from tests.tiny import pull_apart, small_embeddings
 
 FOLDER = Path(__file__).parent / "published"
 VOCAB = 96
@@ -57,6 +57,7 @@ class Small:
     parts: dict[str, str] = field(default_factory=dict)  # nested configurations -> the model_type where they name none
     model: str = ""  # the class in transformers
     spread: float = 0.3  # of its weights
+    finish: Callable[[torch.nn.Module], torch.nn.Module] = lambda model: model  # changes them after that
 
     def reduce(self, config: Config) -> Config:
         sizes = self.sizes | {key: size for key, size in self.present.items() if config.get(key) is not None}
@@ -100,7 +101,7 @@ SMALL = {
     "mt5": Small(_T5, _T5_PRESENT, model="MT5ForConditionalGeneration"),
     "bart": Small(_BART, _BART_PRESENT, model="BartForConditionalGeneration"),
     "mbart": Small(_BART, _BART_PRESENT, model="MBartForConditionalGeneration", spread=0.4),
-    "m2m_100": Small(_BART, _BART_PRESENT, model="M2M100ForConditionalGeneration", spread=0.4),
+    "m2m_100": Small(_BART, _BART_PRESENT, model="M2M100ForConditionalGeneration", spread=0.55, finish=small_embeddings),
     "marian": Small(_BART, _BART_PRESENT | {"decoder_vocab_size": VOCAB}, model="MarianMTModel", spread=0.4),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
@@ -232,9 +233,16 @@ def _cross_bias(config: Any) -> dict[str, Tensor]:
     return {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": bias}
 
 
+def _sines(config: Any) -> dict[str, Tensor]:
+    """M2M100's positions, as transformers kept them once; nothing reads them."""
+    table = torch.randn(config.max_position_embeddings + 2, config.d_model)
+    return {f"model.{side}.embed_positions.weights": table for side in ("encoder", "decoder")}
+
+
 _OLD_T5 = Layout("pytorch_model.bin", tied=True, extra=_cross_bias)
 _OLD_GPT2 = Layout(prefix="transformer.", extra=_masks)
 _OLD_BART = Layout("pytorch_model.bin", tied=True)
+_OLD_M2M = Layout("pytorch_model.bin", tied=True, extra=_sines, shards=2)
 _BART_MODEL = Layout(prefix="model.", tied=True)
 _OLD_LLAMA = Layout("pytorch_model.bin", extra=_frequencies, shards=2, dtype=torch.float16)
 _OLD_OPT = Layout("pytorch_model.bin", prefix="model.", dtype=torch.float16)
@@ -246,11 +254,14 @@ _OLD_LLAVA = Layout(shards=3, dtype=torch.float16, renamed={
 })  # fmt: skip
 # publications of older layouts; all others: today's safetensors
 LAYOUTS = {
+    "Helsinki-NLP__opus-mt-en-zh": _OLD_BART,
+    "Helsinki-NLP__opus-mt-zh-en": Layout("pytorch_model.bin", tied=True, dtype=torch.float16),
     "distilbert__distilgpt2": _OLD_GPT2,
     "facebook__bart-base": _BART_MODEL,
     "facebook__bart-large": _BART_MODEL,
     "facebook__bart-large-cnn": _OLD_BART,
     "facebook__bart-large-xsum": _OLD_BART,
+    "facebook__m2m100_418M": _OLD_M2M,
     "facebook__mbart-large-50-many-to-many-mmt": _OLD_BART,
     "facebook__mbart-large-cc25": _OLD_BART,
     "facebook__opt-1.3b": _OLD_OPT,
@@ -321,7 +332,8 @@ def publish(
             torch.randn(VOCAB, made.get_output_embeddings().in_features)
         )
         layout = dataclasses.replace(layout, tied=True)
-    layout.write(pull_apart(made, 0, SMALL[config["model_type"]].spread), folder)
+    small = SMALL[config["model_type"]]
+    layout.write(small.finish(pull_apart(made, 0, small.spread)), folder)
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -144,12 +144,17 @@ def bart(seed: int = 0, spread: float = 0.25, multilingual: bool = False, logits
 
 def m2m100(seed: int = 5, spread: float = 0.4, **options):
     """Random M2M100ForConditionalGeneration."""
-    model = _bart_shaped((M2M100Config, M2M100ForConditionalGeneration), seed, spread, **options)
-    if model.config.scale_embedding:  # else every token is followed by itself
-        model.get_input_embeddings().weight.data /= model.config.d_model**0.5
-    # as published: a padding token that is generated would get a position of its own from Hugging Face
-    model.get_input_embeddings().weight.data[1] = 0
-    model.get_output_embeddings().weight.data[1] = 0
+    return small_embeddings(_bart_shaped((M2M100Config, M2M100ForConditionalGeneration), seed, spread, **options))
+
+
+def small_embeddings(model):
+    """Makes the embeddings of an M2M100 as small as those that are not scaled: else every token is followed by itself.
+    Those of its padding are zeros, as published: Hugging Face gives one that is generated a position of its own."""
+    tables = {id(head.weight): head.weight for head in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for table in tables.values():
+        table.data[model.config.pad_token_id] = 0
+        if model.config.scale_embedding:
+            table.data /= model.config.d_model**0.5
     return model
 
 
