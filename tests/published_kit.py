@@ -101,7 +101,9 @@ SMALL = {
     "mt5": Small(_T5, _T5_PRESENT, model="MT5ForConditionalGeneration"),
     "bart": Small(_BART, _BART_PRESENT, model="BartForConditionalGeneration"),
     "mbart": Small(_BART, _BART_PRESENT, model="MBartForConditionalGeneration", spread=0.4),
-    "m2m_100": Small(_BART, _BART_PRESENT, model="M2M100ForConditionalGeneration", spread=0.55, finish=small_embeddings),
+    "m2m_100": Small(
+        _BART, _BART_PRESENT, model="M2M100ForConditionalGeneration", spread=0.55, finish=small_embeddings
+    ),
     "marian": Small(_BART, _BART_PRESENT | {"decoder_vocab_size": VOCAB}, model="MarianMTModel", spread=0.4),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),

@@ -12,6 +12,7 @@ import pytest
 
 from vlm.api.pipeline import Output
 from vlm.errors import InputError
+from vlm.registry.tokenizer_rules import Languages
 from vlm_app.cli.options import texts as text_options
 from vlm_app.text import scores
 from vlm_app.text.evaluation import Run, agreement
@@ -161,7 +162,7 @@ def test_an_output_path_is_tried_and_left_alone(tmp_path):
 
 # --- tasks ---
 def pipeline_of(family, codes=None):
-    languages = codes and SimpleNamespace(ids=dict.fromkeys(codes, 1))
+    languages = codes and Languages(dict.fromkeys(codes, 1), end_id=2, source_first=True, starts_output=False)
     return SimpleNamespace(family=SimpleNamespace(name=family), tokenizer=SimpleNamespace(languages=languages))
 
 
