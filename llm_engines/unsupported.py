@@ -1,4 +1,4 @@
-"""Parts of text models that are recognized and not run by themselves. A light module: no torch."""
+"""Text models, and parts of them, that are recognized and not run. A light module: no torch."""
 
 from __future__ import annotations
 
@@ -20,4 +20,12 @@ def _decoder_alone(model: ModelFiles) -> str:
     return f"is the decoder of an encoder-decoder model alone ({name}); give the whole model (architectures: {whole})"
 
 
-UNSUPPORTED = (Unsupported(_is_decoder_alone, _decoder_alone, by_config=True),)
+UNSUPPORTED = (
+    Unsupported(_is_decoder_alone, _decoder_alone, by_config=True),
+    Unsupported(
+        lambda model: model.config.get("model_type") == "nllb-moe",
+        lambda model: "is NLLB-MoE, whose layers choose among experts, which is not run; give a dense NLLB-200"
+                      " (--model facebook/nllb-200-3.3B)",
+        by_config=True,
+    ),
+)  # fmt: skip

@@ -29,6 +29,7 @@ def m2m100_files(folder: Path, kind: str = "bpe", **settings) -> None:
 
 def marian_files(folder: Path, codes: tuple[str, ...] = (), kind: str = "unigram", separate: bool = False) -> None:
     """Writes a vocabulary of both languages, which lacks a piece of the source's, or one of each."""
+    folder.mkdir(exist_ok=True)
     made = sentencepiece_file(folder, kind, "source")
     made.rename(folder / "source.spm")
     sentencepiece_file(folder, kind, "target", vocab_size=50).rename(folder / "target.spm")

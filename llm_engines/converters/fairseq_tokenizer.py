@@ -136,7 +136,7 @@ def tokenizer_files(
     if text.sentencepiece:
         special = [*SPECIAL, *(tokens.extra if tokens else ())]
         files = {"tokenizer.json": source_tokenizer(text.sentencepiece, source),
-                 "tokenizer_target.json": target_tokenizer(target, special, unknown=SPECIAL[3])}  # fmt: skip
+                 "tokenizer_target.json": target_tokenizer(target, special)}  # fmt: skip
     else:
         if not text.codes and any(entry.endswith("@@") for entry in source):
             warnings.warn(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_engines.families.bart import ROLES, bart_shape
-from llm_engines.families.piece_vocabulary import BEYOND, vocabulary_tokenizer
+from llm_engines.families.piece_vocabulary import dictionary_of, vocabulary_tokenizer
 from llm_engines.families.vocabulary_file import existing, read_vocabulary
 from vlm.registry.spec import FamilySpec
-from vlm.registry.tokenizer_rules import Dictionary, Languages, Settings, TokenizerRules
+from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,14 +37,13 @@ def make_tokenizer(folder: Path, settings: Settings) -> dict[str, str] | None:
     languages = [f"__{code}__" for code in codes]
     entries = [*read_vocabulary(folder / "vocab.json", SPECIAL), *languages]
     special = [*SPECIAL, *languages]
-    return {"tokenizer.json": vocabulary_tokenizer(pieces, entries, special, unknown="<unk>", end="</s>")}
+    return {"tokenizer.json": vocabulary_tokenizer(pieces, entries, special)}
 
 
 def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     """Returns the languages, which the tokenizer itself shows: `eng_Latn` is NLLB's, `__en__` is M2M100's."""
     tokens = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
-    end, beyond = tokenizer.token_to_id("</s>"), tokenizer.token_to_id(BEYOND)
-    dictionary = None if beyond is None else Dictionary(beyond, tokenizer.token_to_id("<unk>"))
+    end, dictionary = tokenizer.token_to_id("</s>"), dictionary_of(tokenizer)
     flores = {token: i for token, i in tokens.items() if FLORES.fullmatch(token)}
     if end is None or not (codes := flores or {t.strip("_"): i for t, i in tokens.items() if SHORT.fullmatch(t)}):
         return TokenizerRules(dictionary=dictionary)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_engines.families.bart import ROLES, bart_shape
-from llm_engines.families.piece_vocabulary import BEYOND, target_tokenizer, vocabulary_tokenizer
+from llm_engines.families.piece_vocabulary import dictionary_of, target_tokenizer, vocabulary_tokenizer
 from llm_engines.families.vocabulary_file import existing, read_vocabulary
 from vlm.registry.spec import FamilySpec
-from vlm.registry.tokenizer_rules import Dictionary, Languages, Settings, TokenizerRules
+from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,17 +29,16 @@ def make_tokenizer(folder: Path, settings: Settings) -> dict[str, str] | None:
     pieces, _, vocabulary = (existing(path, f"a {there[0]}") for path in paths)
     entries = read_vocabulary(vocabulary, SPECIAL)
     special = [*SPECIAL, *filter(CODE.fullmatch, entries)]
-    files = {"tokenizer.json": vocabulary_tokenizer(pieces, entries, special, unknown="<unk>", end="</s>")}
+    files = {"tokenizer.json": vocabulary_tokenizer(pieces, entries, special)}
     if settings.get("separate_vocabs"):
         target = existing(folder / "target_vocab.json", "separate_vocabs in its tokenizer_config.json")
-        files["tokenizer_target.json"] = target_tokenizer(read_vocabulary(target, SPECIAL), SPECIAL, unknown="<unk>")
+        files["tokenizer_target.json"] = target_tokenizer(read_vocabulary(target, SPECIAL), SPECIAL)
     return files
 
 
 def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     """Returns the languages of a model of several targets, and where the vocabulary ends."""
-    end, unknown, beyond = map(tokenizer.token_to_id, ("</s>", "<unk>", BEYOND))
-    dictionary = None if beyond is None or unknown is None else Dictionary(beyond, unknown)
+    end, dictionary = tokenizer.token_to_id("</s>"), dictionary_of(tokenizer)
     tokens = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {match[1]: i for token, i in tokens.items() if (match := CODE.fullmatch(token))}
     if end is None or not codes:

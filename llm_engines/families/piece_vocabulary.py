@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.convert.sentencepiece_file import read_model, tokenizer_of
+from vlm.registry.tokenizer_rules import Dictionary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BLANK = "▁"
-END_ID, UNKNOWN_ID = 2, 3  # FairSeq's
+END, UNKNOWN = "</s>", "<unk>"
 NEVER = "\ue000"  # of private use: begins what no text can hold
 BEYOND = f"{NEVER}beyond"  # the entry behind the vocabulary's last one
 FAR = -1e6  # the score of an entry that is no piece: it is taken where nothing else fits
@@ -25,22 +26,28 @@ FAR = -1e6  # the score of an entry that is no piece: it is taken where nothing 
 def source_tokenizer(path: Path, entries: Sequence[str]) -> str:
     """Splits as FairSeq does: in a text `</s>` is four characters, and what is no piece is nothing."""
     names = [f"{NEVER}{i} {entry}" for i, entry in enumerate(entries)]
-    return _ended(_with_ids(path, entries, names, UNKNOWN_ID), entries[END_ID], END_ID).to_str()
+    return _ended(_with_ids(path, entries, names, entries.index(UNKNOWN)), entries.index(END)).to_str()
 
 
-def vocabulary_tokenizer(path: Path, entries: Sequence[str], special: Sequence[str], *, unknown: str, end: str) -> str:
+def vocabulary_tokenizer(path: Path, entries: Sequence[str], special: Sequence[str]) -> str:
     """Splits as Hugging Face's tokenizers do that look pieces up in a vocab.json: a text may hold the `special` tokens,
     and entries that are no pieces where the model knows no piece. Its ids make text again, too."""
-    tokenizer = _with_ids(path, entries, entries, entries.index(unknown))
+    tokenizer = _with_ids(path, entries, entries, entries.index(UNKNOWN))
     tokenizer.add_special_tokens(list(special))
-    return _ended(tokenizer, end, entries.index(end)).to_str()
+    return _ended(tokenizer, entries.index(END)).to_str()
 
 
-def _ended(tokenizer: Tokenizer, end: str, end_id: int) -> Tokenizer:
+def dictionary_of(tokenizer: Tokenizer) -> Dictionary | None:
+    """Returns where the vocabulary of one that `vocabulary_tokenizer` made ends; None for any other."""
+    beyond, unknown = tokenizer.token_to_id(BEYOND), tokenizer.token_to_id(UNKNOWN)
+    return None if beyond is None or unknown is None else Dictionary(beyond, unknown)
+
+
+def _ended(tokenizer: Tokenizer, end_id: int) -> Tokenizer:
     """Returns the tokenizer with an end behind its texts."""
     from tokenizers import processors
 
-    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", f"$A {end} $B {end}", [(end, end_id)])
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {END}", f"$A {END} $B {END}", [(END, end_id)])
     return tokenizer
 
 
@@ -84,12 +91,12 @@ def _bpe(
     return vocabulary | {model["unk_token"]: unknown_id}
 
 
-def target_tokenizer(entries: Sequence[str], special: Sequence[str], *, unknown: str) -> str:
+def target_tokenizer(entries: Sequence[str], special: Sequence[str]) -> str:
     """Turns ids into text: pieces are joined, `▁` is a blank, special tokens are left out."""
     from tokenizers import Tokenizer, decoders, models
 
     vocabulary = {entry: i for i, entry in reversed(list(enumerate(entries)))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unknown))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
     tokenizer.add_special_tokens(list(special))
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(BLANK, " "), decoders.Strip(" ", 1, 0)])
     return tokenizer.to_str()

@@ -26,6 +26,8 @@ TEXTS = {
     "bart": lambda: tiny.bart(seed=5),
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),
     "bart: bias of the logits": lambda: tiny.bart(seed=2, logits_bias=True),
+    "m2m100": lambda: tiny.m2m100(seed=5),
+    "marian": lambda: tiny.marian(logits_bias=True),
 }
 SLOW = pytest.mark.slow
 

@@ -14,6 +14,7 @@ import vlm
 from llm_engines.families import m2m100
 from tests import tiny
 from tests import translation_kit as kit
+from tests.prompted_kit import call
 from vlm.errors import CheckpointError, InputError
 
 pytest.importorskip("sentencepiece")
@@ -145,3 +146,20 @@ def test_m2m100_without_its_pieces_or_with_a_damaged_vocabulary(tmp_path):
     (tmp_path / "sentencepiece.bpe.model").unlink()
     with pytest.raises(CheckpointError, match=r"has a vocab.json and lacks sentencepiece.bpe.model"):
         loaded(tmp_path)
+
+
+def test_on_the_command_line(tmp_path):
+    kit.nllb_files(tmp_path / "nllb", NLLB)
+    tiny.m2m100(vocab_size=40).save_pretrained(tmp_path / "nllb")
+    _, _, pipe = marian(tmp_path / "marian", codes=("fra", "por"))
+    ask = lambda name, *more: call(  # noqa: E731
+        "translate", "the house", "--model", tmp_path / name, "--device", "cpu", "--max-new-tokens", NEW, *more
+    )
+    done = ask("nllb", "--src-lang", "eng_Latn", "--tgt-lang", "fra_Latn")
+    assert done.exit_code == 0, done.stderr
+    done = ask("nllb", "--src-lang", "eng_Latn", "--tgt-lang", "fr")
+    assert done.exit_code == 2 and "'fr' is unknown; this model knows eng_Latn, fra_Latn, zho_Hans" in done.stderr
+    assert "--tgt-lang is missing" in ask("nllb").stderr
+    want = pipe.generate(text="the house", tgt_lang="por", max_new_tokens=NEW).text
+    assert ask("marian", "--src-lang", "en", "--tgt-lang", "por").stdout == f"{want}\n"
+    assert ask("marian", "--prefix", ">>por<< ").stderr.count("give --src-lang and --tgt-lang instead of --prefix") == 1

@@ -70,6 +70,9 @@ CONFIGS = {
     "mlx": (LLAMA | {"quantization": {"group_size": 64, "bits": 4}}, r"is quantized .*4 bits"),
     "bart decoder": ({"model_type": "bart", "architectures": ["BartForCausalLM"], "is_encoder_decoder": False},
                      r"decoder of an encoder-decoder model alone.*BartForConditionalGeneration"),
+    "marian decoder": ({"model_type": "marian", "architectures": ["MarianForCausalLM"], "is_encoder_decoder": False},
+                       r"decoder of an encoder-decoder model alone.*MarianForConditionalGeneration"),
+    "nllb-moe": ({"model_type": "nllb-moe"}, r"is NLLB-MoE, .* give a dense NLLB-200 \(--model facebook/nllb-200-3.3B"),
     "umt5 encoder": ({"model_type": "umt5", "architectures": ["UMT5EncoderModel"]}, "model_type 'umt5' is not"),
     **{name: ({"model_type": kind, "architectures": [name]}, f"is a {name}, which sorts texts or images into classes")
        for kind, name in (("bart", "BartForSequenceClassification"), ("opt", "OPTForSequenceClassification"),

@@ -197,8 +197,9 @@ def processor_files(
     where the folder has no template of a conversation this one."""
     files = [path for path in language.processor_files if path.name != "preprocessor_config.json"]
     with tempfile.TemporaryDirectory() as scratch:
-        if not any(path.name == "tokenizer.json" for path in files) and (text := make_tokenizer(language.path)):
-            files.append(_written(Path(scratch) / "tokenizer.json", text))
+        if not any(path.name == "tokenizer.json" for path in files):
+            made = make_tokenizer(language.path)
+            files += [_written(Path(scratch) / name, content) for name, content in made.items()]
         places = [folder / "preprocessor_config.json" for folder in (tower, language.path) if folder is not None]
         own = next((read_json(path, CheckpointError, WHAT) for path in places if path.is_file()), None)
         settings = own or {"image_processor_type": "CLIPImageProcessor", "size": image_size, "crop_size": image_size}

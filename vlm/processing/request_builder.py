@@ -261,8 +261,7 @@ class RequestBuilder:
         rows = rows_of(prompt_table_of(fields), self.source_vocab_size or self.config.vocab_size)
         cut_at = truncation_of(fields, max(0, limit - len(rows)))
         text = self._bounded(text) if cut_at is None else self.tokenizer.shortened(text, cut_at)
-        options = {name: fields.get(key) for name, key in (("language", "src_lang"), ("target", "tgt_lang"))}
-        options["suffix"] = self._suffix(fields)
+        options = {"language": fields.get("src_lang"), "target": fields.get("tgt_lang"), "suffix": self._suffix(fields)}
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut_at, **options)]
         if len(ids) > limit:
             raise LengthError(
