@@ -51,6 +51,13 @@ def nllb_files(folder: Path, codes: tuple[str, ...], **settings) -> None:
     NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=list(codes), **settings).save_pretrained(folder)
 
 
+def madlad_files(folder: Path, codes: tuple[str, ...]) -> None:
+    """Writes the SentencePiece file alone, whose user defined pieces are the languages' tokens."""
+    options = {"user_defined_symbols": [f"<2{code}>" for code in codes], "pad_id": 1, "eos_id": 2, "unk_id": 0}
+    sentencepiece_file(folder, name="spiece", bos_id=-1, **options)
+    _settings(folder, tokenizer_class="T5Tokenizer", extra_ids=0, additional_special_tokens=[])
+
+
 def _settings(folder: Path, **settings) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

@@ -51,7 +51,7 @@ def translation_of_ids(pipeline: Pipeline, target: str | None) -> ToInput:
         return lambda text: {}
     if pipeline.tokenizer is None or pipeline.tokenizer.languages is None:
         raise InputError("the token ids say the languages to this model; leave --tgt-lang out.")
-    if pipeline.tokenizer.languages.target_first:
+    if pipeline.tokenizer.languages.target_in_text:
         raise InputError("this model reads the target's language among the token ids; leave --tgt-lang out.")
     pipeline.tokenizer.languages.id(target)
     return lambda text: {"tgt_lang": target}
@@ -81,9 +81,9 @@ def _with_codes(
 ) -> ToInput:
     if prefix is not None:
         raise InputError("this model has language codes; give --src-lang and --tgt-lang instead of --prefix.")
-    if target is None and not languages.target_first:
+    if target is None and not languages.target_in_text:
         raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(languages.ids), 60)}.")
-    for code in (None if languages.target_first else source, target):
+    for code in (None if languages.target_in_text else source, target):
         if code is not None:
             languages.id(code)
     fields = {"src_lang": source, "tgt_lang": target, "truncate": truncate, **_end(suffix)}

@@ -1,11 +1,16 @@
-"""T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2, and their encoders alone."""
+"""T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2, MADLAD-400, and their encoders alone."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 from llm_engines.families.byte_tokenizer import make_tokenizer
 from vlm.registry.spec import FamilySpec, Role
+from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def _t5(d_model: int, d_ff: int, layers: int, heads: int, v1_1: bool) -> dict[str, Any]:
@@ -41,6 +46,18 @@ def _is_t5(config: dict[str, Any]) -> bool:
     return config.get("model_type") in ("t5", "mt5") and bool(config.get("is_encoder_decoder", True))
 
 
+MADLAD = re.compile(r"<2(\w+)>")  # MADLAD-400's token of a target's language
+
+
+def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
+    """Returns the languages that MADLAD-400 is told before a text; other T5s are told in words."""
+    end = tokenizer.token_to_id("</s>")
+    if end is None or tokenizer.token_to_id("<2en>") is None:
+        return TokenizerRules()
+    codes = {match[1]: i for token, i in tokenizer.get_vocab().items() if (match := MADLAD.fullmatch(token))}
+    return TokenizerRules(Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=("<2", ">")))
+
+
 T5_ENCODER = FamilySpec(
     name="t5-encoder",
     summary="Text to hidden states: encoders of T5, T5 v1.1, mT5 saved alone (T5EncoderModel)",
@@ -53,7 +70,7 @@ T5_ENCODER = FamilySpec(
 
 T5 = FamilySpec(
     name="t5",
-    summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2 (google-t5/t5-*, google/flan-t5-*, …)",
+    summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2, MADLAD-400 (google-t5/t5-*, google/flan-t5-*, …)",
     roles={
         "encoder": Role(
             "t5-encoder",
@@ -64,6 +81,7 @@ T5 = FamilySpec(
     },
     matches=_is_t5,
     inputs=("text",),
+    tokenizer_rules=tokenizer_rules,
     make_tokenizer=make_tokenizer,
     architectures={
         "t5-small": lambda: _t5(512, 2048, 6, 8, v1_1=False),

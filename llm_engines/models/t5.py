@@ -1,7 +1,7 @@
-"""T5: T5 v1.0 and v1.1, Flan-T5, mT5, ByT5, UL2 and Flan-UL2; NeMo's T5, which may differ in its parts.
+"""T5: T5 v1.0 and v1.1, Flan-T5, mT5, UMT5, ByT5, UL2 and Flan-UL2; NeMo's T5, which may differ in its parts.
 
 Raffel et al. (arXiv:1910.10683). RMS norm before each sublayer, no biases, attention scores unscaled and with a
-relative position bias that the first layer's table gives to all. The residual stream and the feed-forward's output are
+relative position bias that the first layer's table gives to all; in UMT5 each layer has one. The residual stream and the feed-forward's output are
 float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
 
 NeMo's may have layer norms, biases, scaled scores and learned positions.
@@ -52,6 +52,7 @@ class T5Config(ModelConfig):
     layer_norm: bool = False  # else RMS norms
     bias: bool = False  # of every product within the blocks
     learned_positions: bool = False  # else relative ones
+    bias_every_layer: bool = False  # a table of relative positions, else one for all
     attention_scale: float = 1.0
     logits_bias: bool = False
 
@@ -70,7 +71,7 @@ ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hi
 
 
 def parse_decoder(hf: dict[str, Any]) -> T5Config:
-    """Returns the T5Config of a Hugging Face `t5` or `mt5` configuration; ConfigError names every key that it cannot
+    """Returns the T5Config of a Hugging Face `t5`, `mt5` or `umt5` configuration; ConfigError names every key that it cannot
     honour."""
     return _parse(hf, "num_decoder_layers")
 
@@ -82,7 +83,8 @@ def parse_encoder(hf: dict[str, Any]) -> T5Config:
 
 def _parse(hf: dict[str, Any], layers: str) -> T5Config:
     reader = ConfigReader(hf, "T5", ALIASES)
-    multilingual = reader.choice("model_type", ["t5", "mt5"]) == "mt5"
+    kind = reader.choice("model_type", ["t5", "mt5", "umt5"])
+    multilingual = kind != "t5"
     activation, gated = _feed_forward(reader, "gated-gelu" if multilingual else "relu")
     # v1.1 says that its head is not tied, and means that the logits are not scaled; the weights say whether it is
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False)
@@ -100,7 +102,8 @@ def _parse(hf: dict[str, Any], layers: str) -> T5Config:
         "num_buckets": reader.size("relative_attention_num_buckets", 32),
         "max_distance": reader.size("relative_attention_max_distance", 128),
         "norm_eps": reader.get("layer_norm_epsilon", 1e-6),
-        "scaled_head": bool(scaled) and not multilingual,
+        "scaled_head": kind == "umt5" or (bool(scaled) and not multilingual),  # UMT5's class reads neither key
+        "bias_every_layer": kind == "umt5",
         "bos_token_id": token_id(hf, "bos_token_id", pad),
         "eos_token_id": token_id(hf, "eos_token_id", 1),
         "pad_token_id": pad,
@@ -140,6 +143,11 @@ def _ffn(config: T5Config, context: ModelContext) -> FeedForward:
     )  # fmt: skip
 
 
+def _relative_bias(config: T5Config, context: ModelContext, *, bidirectional: bool) -> RelativeBias:
+    sizes = (config.num_buckets, config.max_distance, config.num_heads)
+    return RelativeBias(*sizes, bidirectional=bidirectional, context=context)
+
+
 def _attention(config: T5Config, context: ModelContext) -> dict[str, Any]:
     """Returns what the attention layers of a block have in common."""
     return {"head_dim": config.d_kv, "bias": config.bias, "scale": config.attention_scale, "context": context}
@@ -152,6 +160,8 @@ class EncoderBlock(nn.Module):
         self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         self.attention = EncoderAttention(config.hidden_size, config.num_heads, **_attention(config, context))
         self.ffn = _ffn(config, context)
+        if config.bias_every_layer:
+            self.relative_bias = _relative_bias(config, context, bidirectional=True)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor | None
@@ -176,6 +186,8 @@ class DecoderBlock(nn.Module):
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.ffn = _ffn(config, context)
+        if config.bias_every_layer:
+            self.relative_bias = _relative_bias(config, context, bidirectional=False)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor | None

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from transformers import M2M100Tokenizer, MarianTokenizer, NllbTokenizer
+from transformers import AutoTokenizer, M2M100Tokenizer, MarianTokenizer, NllbTokenizer
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 import vlm
@@ -118,6 +118,24 @@ def test_marian_of_several_targets(tmp_path):
         assert pipe.tokenizer.encode_source(text, target="por_Latn") == hf(f">>por_Latn<< {text}")["input_ids"]
     with pytest.raises(InputError, match="'de' is unknown; this model knows fra, por_Latn"):
         pipe.generate(text="a", tgt_lang="de")
+
+
+def test_madlad_400(tmp_path):
+    kit.madlad_files(tmp_path, ("en", "de", "zh_Hant"))
+    hf = AutoTokenizer.from_pretrained(tmp_path)
+    tiny.t5(vocab_size=len(hf), eos_token_id=2, pad_token_id=1, feed_forward_proj="gated-gelu").save_pretrained(
+        tmp_path
+    )
+    pipe = loaded(tmp_path)
+    for text in TEXTS:
+        for code in ("de", "zh_Hant"):
+            want = hf(f"<2{code}> {text}")["input_ids"]
+            assert pipe.tokenizer.encode_source(text, target=code) == want
+            assert pipe.tokenizer.encode_source(f"<2{code}> {text}") == want
+    first = [*hf("<2de> the")["input_ids"][:4], 2]
+    assert pipe.tokenizer.encode_source("the house " * 9, target="de", limit=5) == first
+    with pytest.raises(InputError, match="'fr' is unknown; this model knows de, en, zh_Hant"):
+        pipe.generate(text="a", tgt_lang="fr")
 
 
 @pytest.mark.parametrize(

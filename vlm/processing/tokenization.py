@@ -168,8 +168,8 @@ class Tokenizer:
         which some models read there. Raises InputError for a language that the model does not know or need."""
         if self.splitter and limit is not None:  # a word is a token or more; the last ones change the ones before them
             text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
-        body = self.split(text)
-        pieces = self.pieces(f"{body} {self.split(suffix)}".rstrip() if self.splitter else body + suffix)
+        body, head = self.split(text), self.languages.prefix(target) if self.languages else ""
+        pieces = self.pieces(f"{body} {self.split(suffix)}".rstrip() if self.splitter else head + body + suffix)
         if self.languages is None:
             if language is not None:
                 raise InputError(
@@ -177,9 +177,9 @@ class Tokenizer:
                 )
             before, after = self.ends
         else:
-            before, after = self.languages.around_source(language, target)
+            before, after = self.languages.around_source(language)
         over = 0 if limit is None else len(pieces) + len(before) + len(after) - limit
-        return [*before, *ids_without(pieces, over, (0, len(body)), self.truncation_side), *after]
+        return [*before, *ids_without(pieces, over, (len(head), len(head + body)), self.truncation_side), *after]
 
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)

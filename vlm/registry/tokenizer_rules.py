@@ -26,19 +26,27 @@ class Languages:
     source_first: bool  # True: code, text, end; False: text, end, code
     starts_output: bool  # True: an output starts from the target's token; False: it begins with it (forced BOS)
     default: str | None = None  # of sources
-    target_first: bool = False  # a text begins with the target's token, which it may hold itself; the source has none
+    target_in_text: bool = False  # a text begins with the target's token, and may do so itself; the source has none
     affixes: tuple[str, str] = ("", "")  # of a code in its token (`__en__`), which is taken for the code, too
 
-    def id(self, code: str) -> int:
-        known = code if code in self.ids else code.removeprefix(self.affixes[0]).removesuffix(self.affixes[1])
-        if known not in self.ids:
-            raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(self.ids), 60)}.")
-        return self.ids[known]
+    def code(self, given: str) -> str:
+        """Returns the code that a user gave, or whose token. InputError for a language that is unknown."""
+        code = given if given in self.ids else given.removeprefix(self.affixes[0]).removesuffix(self.affixes[1])
+        if code not in self.ids:
+            raise InputError(f"language {given!r} is unknown; this model knows {listed(sorted(self.ids), 60)}.")
+        return code
 
-    def around_source(self, code: str | None, target: str | None = None) -> tuple[list[int], list[int]]:
+    def id(self, code: str) -> int:
+        return self.ids[self.code(code)]
+
+    def prefix(self, target: str | None) -> str:
+        """Returns what a text begins with for an output in that language. InputError as of `code`."""
+        return f"{self.code(target).join(self.affixes)} " if self.target_in_text and target is not None else ""
+
+    def around_source(self, code: str | None) -> tuple[list[int], list[int]]:
         """Returns the tokens before and after a text. InputError for a language that is unknown or missing."""
-        if self.target_first:
-            return ([] if target is None else [self.id(target)]), [self.end_id]
+        if self.target_in_text:
+            return [], [self.end_id]
         if (code := code or self.default) is None:
             raise InputError(f"the source's language is missing; give one of {listed(self.ids, 60)}.")
         mark = self.id(code)
@@ -47,7 +55,7 @@ class Languages:
     def first_token(self, target: str) -> int | None:
         """Returns the token that an output is made to begin with; None where the model is told in another way."""
         token = self.id(target)
-        return None if self.starts_output or self.target_first else token
+        return None if self.starts_output or self.target_in_text else token
 
 
 class WordSplitter(Protocol):
