@@ -33,6 +33,8 @@ from transformers import (
     SiglipVisionConfig,
     T5Config,
     T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
 )
@@ -122,10 +124,17 @@ def pull_apart(model, seed: int, spread: float, end: int | None = None):
     return model.eval()
 
 
-def t5(seed: int = 2, spread: float = 0.5, tied: bool = True, multilingual: bool = False, **options):
-    """Random T5ForConditionalGeneration (or MT5…), the head a weight of its own where it is not `tied`."""
+T5_KINDS = {
+    "t5": (T5Config, T5ForConditionalGeneration),
+    "mt5": (MT5Config, MT5ForConditionalGeneration),
+    "umt5": (UMT5Config, UMT5ForConditionalGeneration),
+}
+
+
+def t5(seed: int = 2, spread: float = 0.5, tied: bool = True, kind: str = "t5", **options):
+    """Random T5ForConditionalGeneration (or MT5…, UMT5…), the head a weight of its own where it is not `tied`."""
     shape = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    kinds = (MT5Config, MT5ForConditionalGeneration) if multilingual else (T5Config, T5ForConditionalGeneration)
+    kinds = T5_KINDS[kind]
     torch.manual_seed(seed)
     config = kinds[0](**shape | options, tie_word_embeddings=tied, decoder_start_token_id=0, initializer_factor=0.5)
     model = kinds[1](config)

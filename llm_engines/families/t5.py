@@ -1,4 +1,4 @@
-"""T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2, MADLAD-400, and their encoders alone."""
+"""T5, T5 v1.1, Flan-T5, mT5, UMT5, ByT5, UL2, MADLAD-400, and their encoders alone."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ def _t5(d_model: int, d_ff: int, layers: int, heads: int, v1_1: bool) -> dict[st
 
 def _is_t5_encoder(config: dict[str, Any]) -> bool:
     """Says whether the architectures name the encoder of a T5, and no other class."""
-    if config.get("model_type") not in ("t5", "mt5") or not isinstance(names := config.get("architectures"), list):
+    if config.get("model_type") not in TYPES or not isinstance(names := config.get("architectures"), list):
         return False
-    return bool(names) and all(name in ("T5EncoderModel", "MT5EncoderModel") for name in names)
+    return bool(names) and all(name in ("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel") for name in names)
 
 
 def _is_t5(config: dict[str, Any]) -> bool:
     """Says whether it is an encoder-decoder as a whole: a decoder alone is a part of something else."""
-    return config.get("model_type") in ("t5", "mt5") and bool(config.get("is_encoder_decoder", True))
+    return config.get("model_type") in TYPES and bool(config.get("is_encoder_decoder", True))
 
 
+TYPES = ("t5", "mt5", "umt5")
 MADLAD = re.compile(r"<2(\w+)>")  # MADLAD-400's token of a target's language
 
 
@@ -60,7 +61,7 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
 
 T5_ENCODER = FamilySpec(
     name="t5-encoder",
-    summary="Text to hidden states: encoders of T5, T5 v1.1, mT5 saved alone (T5EncoderModel)",
+    summary="Text to hidden states: encoders of T5, T5 v1.1, mT5, UMT5 saved alone (T5EncoderModel)",
     roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared_tensors=("shared.weight",))},
     matches=_is_t5_encoder,
     inputs=("text",),
@@ -70,7 +71,7 @@ T5_ENCODER = FamilySpec(
 
 T5 = FamilySpec(
     name="t5",
-    summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2, MADLAD-400 (google-t5/t5-*, google/flan-t5-*, …)",
+    summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, UMT5, ByT5, UL2, MADLAD-400 (google-t5/t5-*, …)",
     roles={
         "encoder": Role(
             "t5-encoder",

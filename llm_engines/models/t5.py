@@ -1,8 +1,8 @@
 """T5: T5 v1.0 and v1.1, Flan-T5, mT5, UMT5, ByT5, UL2 and Flan-UL2; NeMo's T5, which may differ in its parts.
 
 Raffel et al. (arXiv:1910.10683). RMS norm before each sublayer, no biases, attention scores unscaled and with a
-relative position bias that the first layer's table gives to all; in UMT5 each layer has one. The residual stream and the feed-forward's output are
-float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
+relative position bias that the first layer's table gives to all; in UMT5 each layer has one. The residual stream and
+the feed-forward's output are float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
 
 NeMo's may have layer norms, biases, scaled scores and learned positions.
 """
@@ -71,8 +71,8 @@ ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hi
 
 
 def parse_decoder(hf: dict[str, Any]) -> T5Config:
-    """Returns the T5Config of a Hugging Face `t5`, `mt5` or `umt5` configuration; ConfigError names every key that it cannot
-    honour."""
+    """Returns the T5Config of a Hugging Face `t5`, `mt5` or `umt5` configuration; ConfigError names every key that it
+    cannot honour."""
     return _parse(hf, "num_decoder_layers")
 
 
@@ -160,14 +160,14 @@ class EncoderBlock(nn.Module):
         self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         self.attention = EncoderAttention(config.hidden_size, config.num_heads, **_attention(config, context))
         self.ffn = _ffn(config, context)
-        if config.bias_every_layer:
-            self.relative_bias = _relative_bias(config, context, bidirectional=True)
+        self.relative_bias = _relative_bias(config, context, bidirectional=True) if config.bias_every_layer else None
 
     def forward(
         self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         batch.record(x, delta)
+        bias = bias if self.relative_bias is None else self.relative_bias.by_distance
         x, y = self.attention_norm(x, delta)
         x, y = self.ffn_norm(x, self.attention(y, batch, bias))
         return x, self.ffn(y, batch)
@@ -186,12 +186,12 @@ class DecoderBlock(nn.Module):
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.ffn = _ffn(config, context)
-        if config.bias_every_layer:
-            self.relative_bias = _relative_bias(config, context, bidirectional=False)
+        self.relative_bias = _relative_bias(config, context, bidirectional=False) if config.bias_every_layer else None
 
     def forward(
         self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        bias = bias if self.relative_bias is None else self.relative_bias.by_distance
         x, y = self.self_norm(x, delta)
         x, y = self.cross_norm(x, self.self_attention(y, batch, bias=bias))
         x, y = self.ffn_norm(x, self.cross_attention(y, batch))
@@ -209,23 +209,22 @@ class Stack(nn.Module):
         self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context, tied=config.tied)
         if config.learned_positions:
             self.positions = nn.Embedding(config.max_positions, config.hidden_size)
-        else:
-            self.relative_bias = RelativeBias(
-                config.num_buckets, config.max_distance, config.num_heads, bidirectional=bidirectional, context=context
-            )
+        elif not config.bias_every_layer:
+            self.relative_bias = _relative_bias(config, context, bidirectional=bidirectional)
         self.blocks, self.final_norm = Blocks(config.num_layers, block, context=context), _norm(config)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the weights and is not stored."""
-        if not self.config.learned_positions:
-            self.relative_bias.init_buffers(device)
+        for module in self.modules():
+            if isinstance(module, RelativeBias):
+                module.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
         x, bias = self.embedding(token_ids, batch).float(), None
         if self.config.learned_positions:
             x = x + self.positions(batch.positions)
-        else:
+        elif not self.config.bias_every_layer:
             bias = self.relative_bias.by_distance
         x, delta = self.blocks(x, batch, bias)
         return self.final_norm(x, delta)[1]
@@ -294,13 +293,19 @@ def _stack_rules(prefix: str, attention: dict[str, str], config: T5Config) -> li
     return [
         Fuse(f"{block}.{theirs}.{{q,k,v}}.weight", f"blocks.{{}}.{ours}.qkv.weight"),
         Rename(f"{block}.{theirs}.o.weight", f"blocks.{{}}.{ours}.out.weight"),
-        Rename(f"{prefix}block.0.layer.{theirs}.relative_attention_bias.weight", "relative_bias.weight"),
+        _bias_rule(f"{prefix}block.{{}}.layer.{theirs}.relative_attention_bias.weight", config),
         Rename(f"{block}.0.layer_norm.weight", f"blocks.{{}}.{'self' if prefix else 'attention'}_norm.weight"),
         up if config.gated else Rename(f"{ffn}.wi.weight", "blocks.{}.ffn.up.weight"),
         Rename(f"{ffn}.wo.weight", "blocks.{}.ffn.down.weight"),
         Rename(f"{block}.{last}.layer_norm.weight", "blocks.{}.ffn_norm.weight"),
         Rename(f"{prefix}final_layer_norm.weight", "final_norm.weight"),
     ]
+
+
+def _bias_rule(name: str, config: T5Config) -> Rename:
+    if config.bias_every_layer:
+        return Rename(name, "blocks.{}.relative_bias.weight")
+    return Rename(name.format(0), "relative_bias.weight")
 
 
 SPEC = ModelSpec("t5", T5Config, parse_decoder, T5Decoder, decoder_rules, config_from_weights)

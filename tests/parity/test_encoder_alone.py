@@ -30,7 +30,7 @@ def t5_v1_1():
 
 
 KINDS = {"t5": (lambda: tiny.t5(seed=1), T5EncoderModel), "t5 v1.1": (t5_v1_1, T5EncoderModel),
-         "mt5": (lambda: tiny.t5(multilingual=True, tied=False), MT5EncoderModel)}  # fmt: skip
+         "mt5": (lambda: tiny.t5(kind="mt5", tied=False), MT5EncoderModel)}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=parity({"t5-encoder": KINDS}))

@@ -20,7 +20,7 @@ from vlm.requests.adapters import NO_ADAPTER
 # of each model: the modules, all being adapted, whose inputs are scaled; parts of fused products are among them
 TEXT = {
     "t5": (lambda: tiny.t5(seed=1, tied=False), r".*\.(wo|SelfAttention\.q|EncDecAttention\.k)"),
-    "mt5": (lambda: tiny.t5(seed=7, multilingual=True, feed_forward_proj="gated-gelu"), r".*\.(wi_0|o)"),
+    "mt5": (lambda: tiny.t5(seed=7, kind="mt5", feed_forward_proj="gated-gelu"), r".*\.(wi_0|o)"),
     "bart": (lambda: tiny.bart(seed=5, logits_bias=True), r".*\.(fc1|v_proj)"),
     "mbart": (lambda: tiny.bart(seed=5, multilingual=True), r".*\.(fc2|out_proj)"),
     "opt": (lambda: tiny.opt(seed=2), r".*\.(fc1|q_proj)"),

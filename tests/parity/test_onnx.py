@@ -22,7 +22,8 @@ LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
 TEXTS = {
     "t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
     "t5: own head, relu": lambda: tiny.t5(tied=False),
-    "mt5": lambda: tiny.t5(multilingual=True, tied=False),
+    "mt5": lambda: tiny.t5(kind="mt5", tied=False),
+    "umt5": lambda: tiny.t5(kind="umt5"),
     "bart": lambda: tiny.bart(seed=5),
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),
     "bart: bias of the logits": lambda: tiny.bart(seed=2, logits_bias=True),

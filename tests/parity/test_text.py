@@ -24,7 +24,9 @@ MODELS = {
         "narrow heads, shallow decoder": lambda: tiny.t5(d_kv=4, num_heads=2, num_layers=3, num_decoder_layers=1),
         "few buckets, short distance": lambda: tiny.t5(
             relative_attention_num_buckets=8, relative_attention_max_distance=20),
-        "mt5": lambda: tiny.t5(seed=1, multilingual=True, tied=False),
+        "mt5": lambda: tiny.t5(seed=1, kind="mt5", tied=False),
+        "umt5": lambda: tiny.t5(seed=1, kind="umt5"),
+        "umt5, a head of its own": lambda: tiny.t5(seed=1, kind="umt5", tied=False),
     },
     "bart": {
         "bart": lambda: tiny.bart(),
