@@ -40,6 +40,7 @@ class _Class:
 
     layout: Mapping[str, Any] = field(default_factory=dict)  # fields of BartConfig; `normalize_before` is read by none
     defaults: Mapping[str, Any] = field(default_factory=dict)  # where they differ from BART's
+    after_padding: bool = False  # are positions counted from the padding's id on?
 
 
 _BART = {"vocab_size": 50265, "max_position_embeddings": 1024, "activation_function": "gelu", "scale_embedding": False,
@@ -51,6 +52,7 @@ CLASSES = {
     "m2m_100": _Class(
         {"pre_norm": True, "final_norm": True, "embedding_norm": False, "sinusoidal": True},
         {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True},
+        after_padding=True,
     ),
     "marian": _Class(
         {"pre_norm": False, "final_norm": False, "embedding_norm": False, "sinusoidal": True, "sine_endpoint": False,
@@ -94,6 +96,8 @@ def _parse(hf: dict[str, Any], side: str) -> BartConfig:
     }
     reader.multiple("d_model", config["hidden_size"], f"{side}_attention_heads", config["num_heads"])
     reader.raise_errors()
+    if known.after_padding:
+        config["position_offset"] = config["pad_token_id"] + 1
     return BartConfig(**config)
 
 

@@ -17,6 +17,8 @@ BASES = {
     "mt5": "google__mt5-small",
     "bart": "facebook__bart-large-cnn",
     "mbart": "facebook__mbart-large-50-many-to-many-mmt",
+    "m2m_100": "facebook__m2m100_418M",
+    "marian": "Helsinki-NLP__opus-mt-de-en",
     "llama": "TinyLlama__TinyLlama-1.1B-Chat-v1.0",
     "mistral": "mistralai__Mistral-7B-v0.1",
     "gpt2": "openai-community__gpt2",
@@ -43,6 +45,14 @@ HONOURED = {
     "bart: extra positions": (BASES["bart"], {"extra_pos_embeddings": 4, "add_bias_logits": True}),
     "mbart: relics": (BASES["mbart"], {"normalize_before": False, "add_final_layer_norm": False}),
     "mbart: unscaled": (BASES["mbart"], {"scale_embedding": False, "activation_function": "gelu_pytorch_tanh"}),
+    "m2m_100: relics": (BASES["m2m_100"], {"normalize_before": False, "static_position_embeddings": False, **UNREAD}),
+    "m2m_100: unscaled": (BASES["m2m_100"], {"scale_embedding": False, "activation_function": "gelu"}),
+    "m2m_100: positions follow the padding": (BASES["m2m_100"], {"pad_token_id": 0}),
+    "marian: relics": (BASES["marian"], {"normalize_before": True, "normalize_embedding": True}),
+    "marian: two vocabularies": (BASES["marian"], {"share_encoder_decoder_embeddings": False}),
+    "marian: two vocabularies, a head of its own": (
+        BASES["marian"], {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
+    "marian: absent keys": (BASES["marian"], {"decoder_vocab_size": None, "extra_pos_embeddings": 9}),
     # LLaMA, Mistral
     "null counts": (BASES["llama"], {"num_key_value_heads": None, "head_dim": None, **UNREAD}),
     "unread by llama": (BASES["llama"], {"rope_interleaved": True, "partial_rotary_factor": 0.5, "pretraining_tp": 4}),
@@ -138,7 +148,8 @@ def test_a_size_that_is_none_is_the_one_reason(tmp_path):
 
 def test_tied_in_name_only(tmp_path):
     """The configuration ties, the weights differ: `from_pretrained` does not tie."""
-    for name in (BASES["t5"], BASES["bart"], BASES["gpt2"], "unsloth__Llama-3.2-1B-Instruct", BASES["opt"]):
+    others = [BASES[kind] for kind in ("t5", "bart", "m2m_100", "marian", "gpt2", "opt")]
+    for name in ("unsloth__Llama-3.2-1B-Instruct", *others):
         model = kit.publish(name, tmp_path / name, untie=True)
         assert not torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
         assert_same_logits(model, tmp_path / name)

@@ -32,7 +32,8 @@ def translate(
     """Translate texts, a line each, in their order.
 
     A file, and stdin (-), holds a text a line; a .jsonl file has it in the field "text" of each line. T5 models are
-    told the languages in words ("translate English to German: "), multilingual ones by code. A line that fails (not
+    told the languages in words ("translate English to German: "), multilingual ones by code: those of several targets
+    alone (OPUS-MT, MADLAD-400) need --tgt-lang only, or have it in the text. A line that fails (not
     UTF-8, too long) is named on stderr and leaves an empty line; the others are done and the exit code is 1. Of several
     outputs a text (--num-return-sequences) each is a line, best first; in JSON the others are "alternatives".
 
@@ -41,6 +42,8 @@ def translate(
       vlm translate --src-lang en --tgt-lang de "The small house is old."
       vlm translate --src-lang de --tgt-lang en --file saetze.txt -o sentences.txt --num-beams 4
       cat lines.txt | vlm translate - --model facebook/mbart-large-50-many-to-many-mmt --src-lang en_XX --tgt-lang ro_RO
+      vlm translate --model facebook/nllb-200-distilled-600M --src-lang eng_Latn --tgt-lang fra_Latn "The sea is calm."
+      vlm translate --model Helsinki-NLP/opus-mt-en-ROMANCE --tgt-lang fr "The sea is calm."
       vlm translate --input-ids ids.npy --model facebook/bart-base --early-stopping never --num-beams 6
       vlm translate --file lines.txt --prompt-table tuned.npy --tasks 2 --model ./tuned-t5 --prefix ""
     """
