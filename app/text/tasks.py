@@ -39,9 +39,18 @@ def translation(
             raise InputError("a T5 model is told the languages: give --src-lang en --tgt-lang de (or --prefix).")
         prefix = f"translate {_name(source)} to {_name(target)}: "
     elif source is not None or target is not None:
-        why = "--prefix says the task already" if prefix is not None else "this model knows one pair of languages"
-        raise InputError(f"{why}; leave --src-lang and --tgt-lang out.")
+        if prefix is not None:
+            raise InputError("--prefix says the task already; leave --src-lang and --tgt-lang out.")
+        _check_pair(pipeline.tokenizer.pair if pipeline.tokenizer else None, (source, target))
     return _with_prefix(prefix or "", truncate, suffix)
+
+
+def _check_pair(pair: tuple[str, str] | None, given: tuple[str | None, str | None]) -> None:
+    """Raises InputError where a model of one pair of languages is asked for another, or does not know its own."""
+    if pair is None:
+        raise InputError("this model knows one pair of languages; leave --src-lang and --tgt-lang out.")
+    if any(code not in (None, own) for code, own in zip(given, pair, strict=True)):
+        raise InputError(f"this model translates {pair[0]} to {pair[1]}; give these to --src-lang and --tgt-lang.")
 
 
 def translation_of_ids(pipeline: Pipeline, target: str | None) -> ToInput:

@@ -37,12 +37,13 @@ def make_tokenizer(folder: Path, settings: Settings) -> dict[str, str] | None:
 
 
 def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
-    """Returns the languages of a model of several targets, and where the vocabulary ends."""
+    """Returns the languages of a model of several targets, or the pair of another, and where the vocabulary ends."""
     end, dictionary = tokenizer.token_to_id("</s>"), dictionary_of(tokenizer)
     tokens = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {match[1]: i for token, i in tokens.items() if (match := CODE.fullmatch(token))}
     if end is None or not codes:
-        return TokenizerRules(dictionary=dictionary)
+        pair = (str(settings.get("source_lang") or ""), str(settings.get("target_lang") or ""))
+        return TokenizerRules(pair=pair if all(pair) else None, dictionary=dictionary)
     languages = Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=AFFIXES)
     return TokenizerRules(languages, dictionary=dictionary)
 

@@ -104,6 +104,7 @@ def test_marian_of_one_pair(files, tmp_path):
         assert out.text == hf.decode(out.token_ids, skip_special_tokens=True)
     with pytest.raises(InputError, match="takes no language codes"):
         pipe.generate(text="a", tgt_lang="de")
+    assert pipe.tokenizer.pair == ("en", "de")
 
 
 def test_marian_of_several_targets(tmp_path):

@@ -161,9 +161,11 @@ def test_an_output_path_is_tried_and_left_alone(tmp_path):
 
 
 # --- tasks ---
-def pipeline_of(family, codes=None):
+def pipeline_of(family, codes=None, pair=None):
     languages = codes and Languages(dict.fromkeys(codes, 1), end_id=2, source_first=True, starts_output=False)
-    return SimpleNamespace(family=SimpleNamespace(name=family), tokenizer=SimpleNamespace(languages=languages))
+    return SimpleNamespace(
+        family=SimpleNamespace(name=family), tokenizer=SimpleNamespace(languages=languages, pair=pair)
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,9 @@ def test_prefixes_and_codes_of_others():
     assert translation(pipeline_of("bart"), None, None, None, False)("a")["text"] == "a"
     coded = translation(pipeline_of("bart", ["en_XX", "ro_RO"]), "en_XX", "ro_RO", None, False)
     assert coded("a") == {"text": "a", "src_lang": "en_XX", "tgt_lang": "ro_RO", "truncate": False}
+    pair = pipeline_of("marian", pair=("en", "de"))
+    for codes in (("en", "de"), ("en", None), (None, "de")):
+        assert translation(pair, *codes, None, False)("a") == {"text": "a", "truncate": False}
     assert summary(pipeline_of("t5"), None, False)("a")["text"] == "summarize: a"
     assert summary(pipeline_of("bart"), None, False)("a")["text"] == "a"
     assert summary(pipeline_of("t5"), "", False)("a")["text"] == "a"
@@ -196,6 +201,8 @@ def test_prefixes_and_codes_of_others():
         (pipeline_of("t5"), ("en", "xx", None), "'xx' is unknown to T5"),
         (pipeline_of("t5"), ("en", "de", "p: "), "--prefix says the task"),
         (pipeline_of("bart"), ("en", "de", None), "one pair of languages"),
+        (pipeline_of("marian", pair=("en", "de")), ("de", "en", None), "this model translates en to de; give these"),
+        (pipeline_of("marian", pair=("en", "de")), ("en", "de", "p: "), "--prefix says the task"),
         (pipeline_of("bart", ["en_XX"]), ("en_XX", None, None), "--tgt-lang is missing"),
         (pipeline_of("bart", ["en_XX"]), ("en_XX", "de", None), "'de' is unknown; this model knows en_XX"),
         (pipeline_of("bart", ["en_XX"]), (None, "en_XX", "p: "), "instead of --prefix"),

@@ -54,6 +54,7 @@ class Tokenizer:
         """`target` decodes where outputs have ids of their own; `truncation_side` None: what the tokenizer's file says,
         else "right"."""
         self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
+        self.pair = rules.pair
         self._warnings_left = MOST_WARNINGS
         own = (fast.truncation or {}).get("direction", "right")
         self.truncation_side = truncation_side or own

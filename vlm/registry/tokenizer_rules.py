@@ -85,6 +85,7 @@ class TokenizerRules:
     languages: Languages | None = None
     splitter: WordSplitter | None = None
     dictionary: Dictionary | None = None
+    pair: tuple[str, str] | None = None  # the source's language and the target's, where there are no others
 
 
 # AttributeError, KeyError, TypeError or ValueError of a reader: the settings are damaged
