@@ -20,8 +20,8 @@ def drained(feed: Prefetch) -> dict[int, object]:
     """Takes what is left; an error stands for itself."""
     results: dict[int, object] = {}
     while feed.more:
-        for index, future in feed.ready(block=True):
-            results[index] = future.exception() or future.result()
+        for index, outcome in feed.ready(block=True):
+            results[index] = outcome.error or outcome.value
             feed.done()
     return results
 
@@ -31,7 +31,7 @@ def test_an_input_may_be_a_future_which_holds_up_no_other(pool):
     feed = Prefetch(pool, enumerate(["a", slow, "b", refused, "c"]), str.upper, window=5)
     taken = {}
     while len(taken) < 3:
-        taken |= {index: future.result() for index, future in feed.ready(block=True)}
+        taken |= {index: outcome.result() for index, outcome in feed.ready(block=True)}
     assert taken == {0: "A", 2: "B", 4: "C"} and feed.ready(block=False) == [] and feed.num_preparing == 2
     refused.set_exception(error := ImageError("no image."))
     slow.set_result("s")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from vlm.api.outputs import Output, OutputReader, samples_of
+from vlm.api.pooled import PooledMap
 from vlm.api.prefetch import Prefetch
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import OutOfMemoryError, VlmError
@@ -25,32 +25,6 @@ class _Samples:
     completions: dict[int, Completion] = field(default_factory=dict)
 
 
-class Texts:
-    """Makes outputs of what inputs came to: to decode and post-process a page takes milliseconds, which the engine's
-    thread has not."""
-
-    def __init__(self, pool: ThreadPoolExecutor, outputs: OutputReader):
-        self._pool, self._outputs, self._under_way = pool, outputs, 0
-        self._ready: queue.SimpleQueue[tuple[int, Future[Output]]] = queue.SimpleQueue()
-
-    @property
-    def more(self) -> bool:
-        return self._under_way > 0
-
-    def begin(self, index: int, completions: list[Completion]) -> None:
-        self._under_way += 1
-        future = self._pool.submit(self._outputs.merged, completions)
-        future.add_done_callback(lambda future: self._ready.put((index, future)))
-
-    def ready(self, block: bool) -> Iterator[Result]:
-        """Yields the outputs that are made; waits for one when `block`."""
-        while self._under_way and (block or not self._ready.empty()):
-            index, future = self._ready.get()
-            self._under_way -= 1
-            block = False
-            yield index, future.result()
-
-
 class Job:
     """Gives inputs to an engine as room arises, and reads what becomes of them."""
 
@@ -65,19 +39,21 @@ class Job:
     ):
         """`pool` makes texts of tokens; `on_completion` is called with what each request has come to, but those that
         are lost or aborted."""
-        self._loop, self._inputs, self._outputs, self._on_completion = loop, inputs, outputs, on_completion
+        self._loop, self._inputs, self._on_completion = loop, inputs, on_completion
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
-        self._texts = Texts(pool, outputs)
+        self._ended: list[tuple[int, list[Completion]]] = []  # in the last step
+        # to decode and post-process a page takes milliseconds, which the engine's thread has not
+        self._outputs = PooledMap[list[Completion], Output](pool, outputs.merged, inputs.most)
 
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""
-        while self._waiting or self._texts.more or self._inputs.more:
+        while self._waiting or self._outputs.num_under_way or self._inputs.more:
             yield from self._added()
             for update in self._loop.step() if self._waiting else ():
                 yield from self._taken(update)
-            for result in self._texts.ready(block=not self._waiting):
-                self._inputs.done()
-                yield result
+            self._outputs.begin(self._ended)
+            self._ended = []
+            yield from self._read()
 
     def close(self) -> None:
         """Drops what has not ended."""
@@ -86,7 +62,7 @@ class Job:
 
     def _added(self) -> Iterator[Result]:
         """Queues the inputs that are prepared; yields the errors of those that cannot be."""
-        for index, request in self._inputs.ready(block=not self._waiting and not self._texts.more):
+        for index, request in self._inputs.ready(block=not self._waiting and not self._outputs.num_under_way):
             try:
                 ids = self._loop.add(samples_of(request.result()))
             except VlmError as error:
@@ -105,7 +81,16 @@ class Job:
         self._on_completion(update.completion)
         samples.completions[update.request_id] = update.completion
         if len(samples.completions) == len(samples.ids):
-            self._texts.begin(samples.index, [samples.completions[i] for i in samples.ids])
+            self._ended.append((samples.index, [samples.completions[i] for i in samples.ids]))
+
+    def _read(self) -> Iterator[Result]:
+        """Yields the outputs that are made; waits for one when there is nothing else to do."""
+        block = not self._waiting
+        while self._outputs.num_ready or (block and self._outputs.num_under_way):
+            index, outcome = self._outputs.take()
+            self._inputs.done()
+            block = False
+            yield index, outcome.result()
 
     def _give_up(self, samples: _Samples) -> None:
         """Aborts the samples of an input of which one is lost."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from vlm.api.pooled import Outcome, PooledMap
+
+CANCELLED = object()  # what becomes of an input that is a cancelled Future
 
 
 class Prefetch:
@@ -17,38 +20,44 @@ class Prefetch:
     """
 
     def __init__(
-        self, pool: ThreadPoolExecutor, source: Iterator[tuple[int, Any]], prepare: Callable[[Any], Any], window: int
+        self,
+        pool: ThreadPoolExecutor,
+        source: Iterator[tuple[int, Any]],
+        prepare: Callable[[Any], Any],
+        window: int,
+        most: int = 1,
     ):
-        self._pool, self._source, self._prepare, self._room = pool, source, prepare, window
-        self._prepared: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
-        self._under_way: dict[int, Future[Any]] = {}  # inputs and preparations, by index
+        """`most`: inputs that a thread prepares at once. Where it is several they are short work, which `ready` waits
+        for: an engine that begins with all of them is sooner done than one that begins with the first."""
+        self._source, self._room, self.most = source, window, most
+        self._prepared = PooledMap[Any, Any](pool, lambda value: _prepared(prepare, value), most)
+        self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._exhausted = self._closed = False
         self._fill()
 
     @property
     def more(self) -> bool:
-        return bool(self._under_way) or not self._exhausted
+        return bool(self._prepared.num_under_way or self._awaited) or not self._exhausted
 
     @property
     def num_prepared(self) -> int:
         """Returns how many inputs wait to be taken."""
-        return self._prepared.qsize()
+        return self._prepared.num_ready
 
     @property
     def num_preparing(self) -> int:
-        return len(self._under_way) - self.num_prepared
+        return self._prepared.num_under_way + len(self._awaited) - self.num_prepared
 
-    def ready(self, block: bool) -> list[tuple[int, Future[Any]]]:
+    def ready(self, block: bool) -> list[tuple[int, Outcome[Any]]]:
         """Returns inputs as they are prepared; waits for one when `block`."""
         self._fill()
-        inputs: list[tuple[int, Future[Any]]] = []
-        while self._under_way and ((block and not inputs) or not self._prepared.empty()):
-            index, future = self._prepared.get()
-            del self._under_way[index]
-            if future.cancelled():
+        inputs: list[tuple[int, Outcome[Any]]] = []
+        while self._waits(block, bool(inputs)):
+            index, outcome = self._prepared.take()
+            if outcome.value is CANCELLED:
                 self._room += 1
             else:
-                inputs.append((index, future))
+                inputs.append((index, outcome))
         return inputs
 
     def done(self) -> None:
@@ -58,30 +67,39 @@ class Prefetch:
     def close(self) -> None:
         """Drops what has not begun."""
         self._closed = True
-        for future in list(self._under_way.values()):
+        for future in list(self._awaited.values()):
             future.cancel()
+        self._prepared.close()
+
+    def _waits(self, block: bool, any_taken: bool) -> bool:
+        if self._prepared.num_ready:
+            return True
+        if not block or not (self._prepared.num_under_way or self._awaited):
+            return False
+        return not any_taken or (self.most > 1 and self._prepared.num_under_way > 0)
 
     def _fill(self) -> None:
+        begun: list[tuple[int, Any]] = []
         for index, value in itertools.islice(self._source, self._room):
-            self._begin(index, value)
             self._room -= 1
+            if isinstance(value, Future):
+                self._await(index, value)
+            else:
+                begun.append((index, value))
         self._exhausted = self._room > 0
+        self._prepared.begin(begun)
 
-    def _begin(self, index: int, value: Any) -> None:
-        if not isinstance(value, Future):
-            self._submit(index, self._prepare, value)
-            return
-        self._under_way[index] = value
+    def _await(self, index: int, value: Future[Any]) -> None:
+        self._awaited[index] = value
         value.add_done_callback(lambda value: self._arrived(index, value))
 
     def _arrived(self, index: int, value: Future[Any]) -> None:
-        if value.cancelled():
-            self._prepared.put((index, value))
-        else:
-            self._submit(index, lambda: self._prepare(value.result()))
+        if not self._closed:
+            self._prepared.begin([(index, value)])
+        del self._awaited[index]
 
-    def _submit(self, index: int, function: Callable[..., Any], *arguments: Any) -> None:
-        if self._closed:
-            return
-        future = self._under_way[index] = self._pool.submit(function, *arguments)
-        future.add_done_callback(lambda future: self._prepared.put((index, future)))
+
+def _prepared(prepare: Callable[[Any], Any], value: Any) -> Any:
+    if not isinstance(value, Future):
+        return prepare(value)
+    return CANCELLED if value.cancelled() else prepare(value.result())

@@ -1,0 +1,84 @@
+"""Small work on many things in a pool of threads: a task does several, as to start one costs more than a text takes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+TASKS = 8  # that values are shared out to before a task gets a second one: the threads that a pool has at most
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """What a function returned, or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, function: Callable[[T], R], value: T) -> Outcome[R]:
+        """Calls the function, whatever it raises."""
+        try:
+            return cls(function(value))
+        except BaseException as error:  # of a thread: raised again where the outcome is taken
+            return cls(error=error)
+
+    def result(self) -> R:
+        """Returns the value, or raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class PooledMap(Generic[T, R]):
+    """Applies a function to values that have an index each; outcomes are taken in the order that they come in."""
+
+    def __init__(self, pool: ThreadPoolExecutor, function: Callable[[T], R], most: int = 1):
+        """`most`: values that one task may have."""
+        self._pool, self._function, self._most = pool, function, most
+        self._outcomes: queue.SimpleQueue[tuple[int, Outcome[R]]] = queue.SimpleQueue()
+        self._tasks: set[Future[None]] = set()
+        self._begun, self._taken = 0, 0
+        self._lock = threading.Lock()  # of what begins: any thread may hand values in
+
+    @property
+    def num_ready(self) -> int:
+        """Returns how many outcomes wait to be taken."""
+        return self._outcomes.qsize()
+
+    @property
+    def num_under_way(self) -> int:
+        """Returns how many outcomes are yet to be taken, ready or not."""
+        return self._begun - self._taken
+
+    def begin(self, values: Sequence[tuple[int, T]]) -> None:
+        """Hands values to the threads."""
+        with self._lock:
+            self._begun += len(values)
+        size = max(1, min(self._most, -(-len(values) // TASKS)))
+        for first in range(0, len(values), size):
+            task = self._pool.submit(self._run, values[first : first + size])
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def take(self) -> tuple[int, Outcome[R]]:
+        """Waits for the next outcome."""
+        index, outcome = self._outcomes.get()
+        self._taken += 1
+        return index, outcome
+
+    def close(self) -> None:
+        """Drops what has not begun."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _run(self, values: Sequence[tuple[int, T]]) -> None:
+        for index, value in values:
+            self._outcomes.put((index, Outcome.of(self._function, value)))
