@@ -17,6 +17,7 @@ from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError
 from vlm.options import option, options_of
+from vlm_app.core import garbage
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -114,7 +115,9 @@ class LoadOptions:
         if self._backend(model) == "torch":
             start_context(self.device)
         fields = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
-        return vlm.load(model, progress=progress, **fields, **self.build)
+        pipeline = vlm.load(model, progress=progress, **fields, **self.build)
+        garbage.exempt()
+        return pipeline
 
     def _backend(self, model: str | Path) -> str:
         """Returns what runs a model, as far as that is known before anything is read but an engine's manifest."""

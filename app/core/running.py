@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from vlm_app.core import garbage
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -20,6 +21,7 @@ def open_pipeline(engine: EngineDir, runtime: RuntimeConfig) -> Iterator[Pipelin
 
     release()  # the engine sizes its cache by what is free
     pipeline = Pipeline(engine, runtime)
+    garbage.exempt()
     try:
         yield pipeline
     finally:
@@ -32,6 +34,6 @@ def release() -> None:
     """Frees the GPUs' memory that nothing refers to."""
     import torch
 
-    gc.collect()
+    garbage.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

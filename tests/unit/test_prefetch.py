@@ -53,3 +53,17 @@ def test_what_nobody_waits_for_is_not_prepared(pool):
     feed = Prefetch(pool, enumerate([waiting]), prepared.append, window=2)
     feed.close()
     assert waiting.cancelled() and prepared == []
+
+
+def test_short_work_is_shared_out_in_parts_and_waited_for(pool):
+    """An engine that is idle begins with all of it."""
+    feed = Prefetch(pool, enumerate(range(100)), lambda value: value + 1, window=100, most=16)
+    inputs = feed.ready(block=True)
+    assert sorted((index, outcome.result()) for index, outcome in inputs) == [(i, i + 1) for i in range(100)]
+    assert not feed.more or feed.ready(block=False) == []
+
+
+def test_an_error_is_its_own_inputs_alone(pool):
+    feed = Prefetch(pool, enumerate("abc"), {"a": 1, "c": 3}.__getitem__, window=3, most=16)
+    results = drained(feed)
+    assert results[0] == 1 and results[2] == 3 and isinstance(results[1], KeyError)

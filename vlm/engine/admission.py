@@ -112,9 +112,10 @@ def _check_rows(count: int, most: int) -> None:
 
 
 def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
-    if bad := [t for t in token_ids if not 0 <= t < vocab_size + rows]:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size + rows):
+        bad = next(t for t in token_ids if not 0 <= t < vocab_size + rows)
         table = f" and its prompt table of {rows} rows" if rows else ""
-        raise LimitError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}{table}.")
+        raise LimitError(f"token id {bad} is outside the vocabulary of {vocab_size}{table}.")
 
 
 def _named_ids(params: SamplingParams) -> tuple[int, ...]:

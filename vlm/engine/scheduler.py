@@ -108,7 +108,8 @@ class Scheduler:
         if computed and is_whole and self.config.prefix_sharing and sequence.width == 1:
             self._register(sequence, 0, len(sequence.tokens) - 1)
         self.running.remove(sequence)
-        self._adapters -= Counter([sequence.request.adapter_id])
+        if sequence.request.adapted:
+            self._adapters -= Counter([sequence.request.adapter_id])
         self._slots += sequence.slots
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             self.blocks.free(blocks)
@@ -121,7 +122,8 @@ class Scheduler:
             sequence = self.waiting[0]
             if not self._has_adapter_room(sequence) or not self._allocate(sequence):
                 return
-            self._adapters.update([sequence.request.adapter_id] * sequence.request.adapted)
+            if sequence.request.adapted:
+                self._adapters[sequence.request.adapter_id] += 1
             self.waiting.popleft()
             sequence.slots = [self._slots.pop() for _ in range(sequence.width)]
             sequence.scheduled = len(sequence.tokens)

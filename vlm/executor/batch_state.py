@@ -16,6 +16,7 @@ from vlm.executor.adapters import AdapterCache
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
+from vlm.executor.slot_upload import SlotUpload
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
 from vlm.ops.logits_processors import PenaltyState
@@ -84,12 +85,12 @@ class BatchState:
         self._admit_rules(sequences, stop_ids)
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
         beams = [beam for s in sequences for beam in range(s.width)]
-        slots = self._index([slot for s in sequences for slot in s.slots])
-        sequences = [s for s in sequences for _ in s.slots]
-        put = lambda target, values: self._put(target, slots, values)  # noqa: E731
+        upload = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
+        sequences, put = [s for s in sequences for _ in s.slots], upload.put
         self._admit_slots(sequences, stop_ids, put)
         self._admit_sampling(sequences, put)
         self._admit_beams(sequences, beams, put)
+        upload.write()
         self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
 
     def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
@@ -159,7 +160,7 @@ class BatchState:
         self.rules.admit({slot: own_rules for slots, own_rules in by_slot for slot in slots})
         if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
             for sequence in sequences:
-                slots = self._index(sequence.slots)
+                slots = torch.tensor(sequence.slots).to(self.device, non_blocking=True)
                 self.penalties.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
         most, there = max(map(len, stop_ids)), self.slots.stop_ids
         if most > there.shape[1]:
@@ -204,15 +205,6 @@ class BatchState:
         size = (*self.slots.tokens.shape, 2, MAX_TOP_LOGPROBS)
         if self.top.shape != size:
             self.top = torch.zeros(size, dtype=torch.int32, device=self.device)
-
-    def _index(self, slots: list[int]) -> Tensor:
-        return torch.tensor(slots).to(self.device, non_blocking=True)
-
-    def _put(self, target: Tensor, slots: Tensor, values: list) -> None:
-        """Writes target[slots] = values; rows may be shorter than the target's, whose rest is stale then."""
-        new = torch.tensor(values, dtype=target.dtype).to(self.device, non_blocking=True)
-        target = target if new.ndim == 1 else target[:, : new.shape[1]]
-        target.index_copy_(0, slots, new)
 
 
 def _since(tokens: list[int], top_p_reset_id: int | None) -> int:

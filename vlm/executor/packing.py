@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +18,9 @@ from vlm.ops.packed_attention import tiles_of
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 T = TypeVar("T")
+Array = npt.NDArray[np.int32]
+
+ALIGNED = 4  # values: kernels are compiled for addresses of multiples of 16 bytes
 
 
 class PackedInputs(NamedTuple):
@@ -26,51 +32,67 @@ class PackedInputs(NamedTuple):
     tiles: Tensor  # [T, 3] of texts, [T, 4] of parts of prompts
 
     @classmethod
-    def from_host(
-        cls, device: torch.device, token_ids: list, positions: list, slots: list, tiles: list
-    ) -> PackedInputs:
-        """Copies lists to the device without waiting for it."""
-        put = lambda part: torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True)  # noqa: E731
-        return cls(put(token_ids), put(positions), put(slots), put(tiles))
+    def from_host(cls, device: torch.device, rows: Array, tiles: Array) -> PackedInputs:
+        """Copies rows [3, R] and tiles to the device at once, without waiting for it."""
+        parts = [*rows, tiles.reshape(-1)]
+        begins = np.cumsum([0, *(-(-len(part) // ALIGNED) * ALIGNED for part in parts)])
+        packed = np.empty(begins[-1], np.int32)
+        for part, begin in zip(parts, begins[:-1], strict=True):
+            packed[begin : begin + len(part)] = part
+        whole = torch.from_numpy(packed).to(device, non_blocking=True)
+        views = [whole[begin : begin + len(part)] for part, begin in zip(parts, begins[:-1], strict=True)]
+        return cls(*views[:3], views[3].view(tiles.shape))
+
+
+def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:
+    """Returns token ids, positions and slots [3, R] of chunks: slot, first position, rows of each."""
+    slots, firsts, counts = np.array(chunks, np.int32).reshape(-1, 3).T
+    ends = counts.cumsum()
+    rows = np.empty((3, counts.sum()), np.int32)
+    rows[0] = np.fromiter(itertools.chain.from_iterable(tokens), np.int32, rows.shape[1])
+    rows[1] = np.arange(rows.shape[1]) + np.repeat(firsts + counts - ends, counts)
+    rows[2] = np.repeat(slots, counts)
+    return rows
+
+
+def _padded_rows(rows: Array, padding_slot: int) -> Array:
+    """Returns the rows and ones of the padding slot up to the next size of a graph."""
+    extra = graph_rows(rows.shape[1]) - rows.shape[1]
+    padding = np.array([[0], [0], [padding_slot]], np.int32)
+    return np.concatenate([rows, np.repeat(padding, extra, 1)], 1)
+
+
+def _tiles(tiles: list[Any], width: int, *, padded: bool) -> Array:
+    """Returns the tiles [T, width], with empty ones up to the next size of a graph where they are `padded`."""
+    result = np.zeros((graph_tiles(len(tiles)) if padded else len(tiles), width), np.int32)
+    if tiles:
+        result[: len(tiles)] = tiles
+    return result
 
 
 @dataclass(frozen=True)
 class PackedTexts:
     """Token sequences one after the other, on the host."""
 
-    token_ids: list[int]
-    positions: list[int]
-    slots: list[int]
-    tiles: list[tuple[int, int, int]]  # of the rows that CUDA takes; the CPU takes whole sequences
+    rows: Array  # [3, R]
     lengths: list[int]
 
     @classmethod
     def from_texts(cls, texts: Items[Items[int]], slots: Items[int]) -> PackedTexts:
         lengths = [len(text) for text in texts]
-        return cls(
-            [token for text in texts for token in text],
-            [position for n in lengths for position in range(n)],
-            [slot for slot, n in zip(slots, lengths, strict=True) for _ in range(n)],
-            tiles_of(lengths),
-            lengths,
-        )
+        return cls(_rows_of(texts, [(slot, 0, n) for slot, n in zip(slots, lengths, strict=True)]), lengths)
 
     @property
-    def rows(self) -> int:
-        return len(self.token_ids)
+    def num_rows(self) -> int:
+        return self.rows.shape[1]
 
-    def padded(self, padding_slot: int) -> PackedTexts:
-        """Returns the texts with rows of the padding slot and empty tiles up to the next size of a graph."""
-        extra, tiles = graph_rows(self.rows) - self.rows, graph_tiles(len(self.tiles)) - len(self.tiles)
-        zeros, padding, empty = [0] * extra, [padding_slot] * extra, [(0, 0, 0)] * tiles
-        return PackedTexts(
-            self.token_ids + zeros, self.positions + zeros, self.slots + padding, self.tiles + empty, self.lengths
-        )
-
-    def to_device(self, device: torch.device) -> PackedInputs:
-        """Returns the rows as tensors."""
-        tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
-        return PackedInputs.from_host(device, self.token_ids, self.positions, self.slots, tiles)
+    def to_device(self, device: torch.device, padding_slot: int | None = None) -> PackedInputs:
+        """Returns the rows as tensors; with the padding slot, padded to a graph's size. CUDA takes rows in tiles, the
+        CPU whole sequences."""
+        tiles = tiles_of(self.lengths, **({} if device.type == "cuda" else {"rows": None}))
+        padded = padding_slot is not None
+        rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
+        return PackedInputs.from_host(device, rows, _tiles(tiles, 3, padded=padded))
 
 
 def graph_rows(rows: int) -> int:
@@ -87,36 +109,24 @@ def graph_tiles(tiles: int) -> int:
 class PackedChunks:
     """Parts of prompts one after the other, on the host."""
 
-    tokens: list[int]
-    positions: list[int]
-    slots: list[int]
+    rows: Array  # [3, R]
     chunks: list[tuple[int, int, int]]  # slot, first position, rows
 
     @classmethod
     def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]]) -> PackedChunks:
         chunks = [(s.slots[chunk.beam], chunk.start, chunk.end - chunk.start) for s, chunk in prefills]
-        return cls(
-            [token for s, chunk in prefills for token in s.tokens[chunk.start : chunk.end]],
-            [start + i for _, start, rows in chunks for i in range(rows)],
-            [slot for slot, _, rows in chunks for _ in range(rows)],
-            chunks,
-        )
+        return cls(_rows_of((s.tokens[chunk.start : chunk.end] for s, chunk in prefills), chunks), chunks)
 
     @property
-    def rows(self) -> int:
-        return len(self.tokens)
+    def num_rows(self) -> int:
+        return self.rows.shape[1]
 
     def to_device(self, device: torch.device, padding_slot: int | None = None) -> PackedInputs:
         """Returns the rows as tensors; with the padding slot, padded to a graph's size."""
         tiles = prefill_attention.tiles_of(self.chunks, **({} if device.type == "cuda" else {"rows": None}))
-        if padding_slot is None:
-            return PackedInputs.from_host(device, self.tokens, self.positions, self.slots, tiles)
-        extra = graph_rows(self.rows) - self.rows
-        zeros, padding = [0] * extra, [padding_slot] * extra
-        empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
-        return PackedInputs.from_host(
-            device, self.tokens + zeros, self.positions + zeros, self.slots + padding, tiles + empty
-        )
+        padded = padding_slot is not None
+        rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
+        return PackedInputs.from_host(device, rows, _tiles(tiles, 4, padded=padded))
 
 
 def batched(items: list, size: int) -> list[list]:

@@ -81,7 +81,7 @@ class PagedRunner:
         prefill = partial(self._prefill, adapted=adapted)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
-        elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
+        elif self.graphs is None or packed_chunks.num_rows > LAUNCH_BOUND_PREFILL:
             prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
             inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
@@ -114,10 +114,10 @@ class PagedRunner:
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)
-        if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
+        if self.graphs is None or texts.num_rows > LAUNCH_BOUND_ROWS:
             encode(texts.to_device(self.device), prompt_embeds)
         else:
-            inputs = texts.padded(self.state.padding_slot).to_device(self.device)
+            inputs = texts.to_device(self.device, self.state.padding_slot)
             embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
             _replay(self.graphs, ("encode texts", adapted), encode, inputs=inputs, prompt_embeds=embeds_by_row)
 

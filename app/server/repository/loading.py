@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from vlm.backends.devices import resolve_device
 from vlm.build.store import Progress
 from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning
+from vlm_app.core import garbage
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.repository import Entry
 
@@ -80,5 +80,5 @@ class Loader:
     def freed(self) -> None:
         """Gives the memory of models that are no more back to the device."""
         with device_lock(resolve_device(self._options.device)):
-            gc.collect()
+            garbage.collect()
             torch.cuda.empty_cache()

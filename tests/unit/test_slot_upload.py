@@ -1,0 +1,51 @@
+"""What the host tells the slots of a batch in one copy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vlm.executor.packing import PackedInputs, PackedTexts
+from vlm.executor.slot_upload import SlotUpload
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.bool])
+def test_each_type_is_written_as_torch_would(dtype):
+    targets = [torch.zeros(7, dtype=dtype), torch.ones(7, 5, dtype=dtype)]
+    expected = [target.clone() for target in targets]
+    values = [[3, 0, 1], [[1, 2, 0], [0, 0, 1], [7, 1, 1]]]
+    slots, upload = [4, 0, 6], SlotUpload([4, 0, 6], CPU)
+    for target, value, want in zip(targets, values, expected, strict=True):
+        upload.put(target, value)
+        new = torch.tensor(value, dtype=dtype)
+        (want if want.ndim == 1 else want[:, :3])[slots] = new
+    upload.write()
+    for target, want in zip(targets, expected, strict=True):
+        assert torch.equal(target, want)
+
+
+def test_seeds_of_63_bits_and_fractions_are_kept():
+    seeds, fractions = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+    upload = SlotUpload([1, 0], CPU)
+    upload.put(seeds, [2**62 + 1, 5])
+    upload.put(fractions, [0.1, -1e30])
+    upload.write()
+    assert seeds.tolist() == [5, 2**62 + 1] and torch.equal(fractions, torch.tensor([-1e30, 0.1]))
+
+
+@pytest.mark.parametrize("padding_slot", [None, 9])
+def test_rows_of_texts(padding_slot):
+    inputs = PackedTexts.from_texts([(5, 6, 7), (8,)], [2, 4]).to_device(CPU, padding_slot)
+    extra = 0 if padding_slot is None else len(inputs.token_ids) - 4
+    assert inputs.token_ids.tolist() == [5, 6, 7, 8] + [0] * extra
+    assert inputs.positions.tolist() == [0, 1, 2, 0] + [0] * extra
+    assert inputs.slots.tolist() == [2, 2, 2, 4] + [9] * extra
+    assert inputs.tiles.tolist() == [[0, 0, 3], [3, 3, 4]] and all(part.dtype == torch.int32 for part in inputs)
+
+
+def test_parts_of_one_copy_begin_where_kernels_were_compiled_for():
+    inputs: PackedInputs = PackedTexts.from_texts([(5, 6, 7), (8,)], [2, 4]).to_device(CPU)
+    first = inputs.token_ids.data_ptr()
+    assert all((part.data_ptr() - first) % 16 == 0 for part in inputs)
