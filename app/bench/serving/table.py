@@ -1,0 +1,125 @@
+"""Results of servers -> tables: a column a run, for the terminal and in markdown; CSV, a line a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vlm_app.bench.figures import markdown_line, number, percent
+
+STATISTICS = ("mean", "p50", "p95", "p99")
+LATENCIES = {
+    "ttft_ms": "first token (TTFT), ms",
+    "tpot_ms": "a further token (TPOT), ms",
+    "itl_ms": "between chunks (ITL), ms",
+    "e2el_ms": "end to end (E2EL), ms",
+}
+CSV_HEADER = (
+    *("subject", "target", "request_rate", "completed", "failed", "requests_per_s", "output_tokens_per_s"),
+    *(f"{name}_{statistic}" for name in LATENCIES for statistic in STATISTICS),
+    *("good_requests_per_s", "peak_concurrency", "client_lag_p99_ms"),
+)
+
+
+def title(result: dict[str, Any]) -> str:
+    """Names what was sent: `mini-llava, chat: 60 requests a run, 260-440 tokens and 1 image of 336x336 in, 64 out`."""
+    config = result["config"]
+    begin = f"{result['subject']}, {config['endpoint']}: {config['num_prompts']} requests a run"
+    if config["dataset_path"]:
+        return f"{begin} of {config['dataset_path']}"
+    images = config["images"]
+    sizes = ", ".join(f"{width}x{height}" for width, height in config["image_sizes"])
+    pictures = f" and {images} image{'s' * (images > 1)} of {sizes}" if images else ""
+    return f"{begin}, {_span(*config['input_len'])} tokens{pictures} in, {_span(*config['output_len'])} out"
+
+
+def columns(result: dict[str, Any]) -> list[str]:
+    """Names the runs, by their rates, and by their servers where there are several."""
+    return [
+        _rate(row["request_rate"]) + (f", {row['target']}" if len(result["targets"]) > 1 else "")
+        for row in result["rows"]
+    ]
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """Returns a measure's name and its figure of each run."""
+    runs, latencies = result["rows"], " / ".join(STATISTICS)
+    table = [
+        ["completed / failed", *(f"{run['completed']} / {run['failed']}" for run in runs)],
+        ["requests/s", *(number(run["requests_per_s"]) for run in runs)],
+        ["output tokens/s", *(number(run["output_tokens_per_s"]) for run in runs)],
+        ["tokens in / out, mean", *(f"{_mean(run['input_tokens'])} / {_mean(run['output_tokens'])}" for run in runs)],
+        *([f"{words}: {latencies}", *(_spread(run[name]) for run in runs)] for name, words in LATENCIES.items()),
+        ["peak concurrency", *(str(run["peak_concurrency"]) for run in runs)],
+        ["client late, ms: p99", *(number(run["client"]["lag_ms"]["p99"]) for run in runs)],
+    ]
+    if levels := result["config"]["goodput"]:
+        goodput = (f"{number(run['goodput']['requests_per_s'])} ({percent(run['goodput']['share'])})" for run in runs)
+        table.insert(-2, [f"goodput, requests/s ({' '.join(levels)})", *goodput])
+    return table
+
+
+def notes(result: dict[str, Any]) -> Iterator[str]:
+    """Yields what has to be known beside the figures."""
+    for target in result["targets"]:
+        yield from _about(target, result["config"])
+    for name, run in zip(columns(result), result["rows"], strict=True):
+        for kind, failure in run["failures"].items():
+            yield f"{name}: {failure['count']} failed, {kind}: {failure['message']}"
+        if run["client"]["bottleneck"]:
+            yield f"{name}: the client was the bottleneck, its own lateness is in these latencies; ask for less."
+        if run["completed"] and run["tokens_counted_by"] == "chunks":
+            yield f"{name}: the server counts no tokens; each chunk counts as one."
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Returns one result's table and what it was measured on."""
+    names = columns(result)
+    table = [["measure", *names], ["---", *["---:"] * len(names)], *rows(result)]
+    return "\n".join([f"**{title(result)}**", "", *map(markdown_line, table), "", *notes(result), measured_on(result)])
+
+
+def measured_on(result: dict[str, Any]) -> str:
+    """Says on what it ran: a server of ours on this machine, or the client alone."""
+    env, options = result["environment"], " ".join(result["config"]["serve_options"])
+    if result["config"]["urls"]:
+        return f"Client: {env['cpus']} CPUs, load {env['load']}; vlm {env['vlm']}, commit {env['commit'] or 'unknown'}."
+    server = f"vlm serve {result['config']['model']} {options}".rstrip()
+    shared = f"{env['device']}, {env['cpus']} CPUs shared with the client, load {env['load']}"
+    return f"`{server}`; {shared}; torch {env['torch']}, vlm {env['vlm']}, commit {env['commit'] or 'unknown'}."
+
+
+def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
+    """Returns names, then values of each run."""
+    return [[*CSV_HEADER], *([result["subject"], *_csv_row(run)] for run in result["rows"])]
+
+
+def _csv_row(run: dict[str, Any]) -> list[Any]:
+    names = ("target", "request_rate", "completed", "failed", "requests_per_s", "output_tokens_per_s")
+    latencies = [(run[name] or {}).get(statistic) for name in LATENCIES for statistic in STATISTICS]
+    good = (run["goodput"] or {}).get("requests_per_s")
+    return [*(run[name] for name in names), *latencies, good, run["peak_concurrency"], run["client"]["lag_ms"]["p99"]]
+
+
+def _about(target: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
+    if cold := target.get("cold_start"):
+        ready, first = number(cold["ready_seconds"]), number(cold["first_token_seconds"])
+        yield f"Cold start: {ready} s from the command to listening, {first} s to the first token of a first request."
+    if config["ignore_eos"] and target["takes"]["full_length"] is None:
+        yield f"{target['name']} takes neither ignore_eos nor min_tokens: answers end where its model ends them."
+
+
+def _rate(rate: float | str) -> str:
+    return "all at once" if rate == "inf" else f"{rate:g}/s"
+
+
+def _spread(values: dict[str, float] | None) -> str:
+    return " / ".join(number(values[name]) for name in STATISTICS) if values else "–"
+
+
+def _mean(values: dict[str, float] | None) -> str:
+    return number(values["mean"]) if values else "–"
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low}-{high}"
