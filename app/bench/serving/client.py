@@ -107,13 +107,11 @@ def _note(event: str, now: float, outcome: Outcome) -> None:
 
 
 def _has_tokens(choice: dict[str, Any]) -> bool:
-    """Says whether a choice is of tokens, which may have no text yet (half a character), and not an opening that tells
-    the role alone, or an end that tells the reason alone."""
+    """Says whether a choice is of tokens, which may have no text (yet), and not an opening that tells the role alone,
+    or an end that tells the reason alone."""
     delta = choice.get("delta") or choice
-    texts = [delta.get(name) for name in ("content", "reasoning_content", "reasoning", "text")]
-    if any(texts):
-        return True
-    return any(text == "" for text in texts) and "role" not in delta and not choice.get("finish_reason")
+    has_text = any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "text"))
+    return has_text or ("role" not in delta and choice.get("finish_reason") is None)
 
 
 def message_of(body: bytes) -> str:
@@ -132,7 +130,9 @@ def failure_of(error: Exception) -> tuple[str, str]:
     """Returns the kind of a failure, and what it says."""
     aiohttp = http_library()
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error, OSError):
-        return ("connection refused" if error.errno == errno.ECONNREFUSED else "no connection"), str(error)
+        if error.errno == errno.ECONNREFUSED:
+            return "connection refused", "nothing listens there"
+        return "no connection", error.strerror or str(error)
     if isinstance(error, asyncio.TimeoutError):
         return "timeout", "the answer took longer than --timeout"
     if isinstance(error, (aiohttp.ClientError, OSError)):

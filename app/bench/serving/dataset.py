@@ -35,7 +35,8 @@ def _prompt(path: Path, number: int, line: str, config: ServeBenchConfig) -> Pro
     if unknown := [name for name in values if name not in FIELDS]:
         raise InputError(f"{where} holds {unknown[0]!r}; its fields are {', '.join(FIELDS)}.")
     text, messages, images = values.get("prompt"), values.get("messages"), values.get("images") or []
-    if not (isinstance(text, str) and text) == (not messages) or not isinstance(messages or [], list):
+    has_text = isinstance(text, str) and bool(text)
+    if has_text == bool(messages) or not isinstance(messages or [], list):
         raise InputError(f"{where} needs either a text as prompt or a list of messages, such as {EXAMPLE}.")
     if config.endpoint == "completions" and (messages or images):
         raise InputError(f"{where} holds messages or images, which go in chats; leave --endpoint completions out.")

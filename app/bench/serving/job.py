@@ -22,6 +22,7 @@ from vlm_app.bench.serving.load import run_load
 from vlm_app.bench.serving.own_server import OwnServer, own_server
 from vlm_app.bench.serving.prompts import Prompt, draw_prompt
 from vlm_app.bench.serving.statistics import summary
+from vlm_app.bench.serving.table import rate_in_words
 from vlm_app.bench.serving.target import PATHS, Target, open_target
 from vlm_app.bench.systems.environment import environment
 from vlm_app.core.listening import reserve_files
@@ -114,15 +115,14 @@ async def _warm_up(bench: Bench, target: Target) -> None:
 async def _row(bench: Bench, target: Target, number: int) -> Results:
     """Measures a server at one rate."""
     config, rate = bench.config, bench.config.request_rates[number - 1]
-    count = bench.num_prompts
+    count, shown_rate = bench.num_prompts, rate if math.isfinite(rate) else "inf"
     bodies = [target.body(prompt) for prompt in bench.prompts(target, number, count)]
     times = arrival_times(count, rate, burstiness=config.burstiness, seed=config.seed)
-    said = f"{target.name} at {rate:g} requests/s"
+    said = f"Asking {target.name}, {rate_in_words(shown_rate)}"
     run = await run_load(
         target.client.send, bodies, times, max_concurrency=config.max_concurrency,
         progress=lambda done: bench.say(said, done, count),
     )  # fmt: skip
-    shown_rate = rate if math.isfinite(rate) else "inf"
     return {"target": target.name, "request_rate": shown_rate} | summary(run, config.service_levels)
 
 

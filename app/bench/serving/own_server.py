@@ -54,7 +54,11 @@ def _await_ready(server: OwnServer) -> None:
         if found := READY.search(line):
             server.url, server.ready_seconds = found[1], time.perf_counter() - server.began
             return
-    reason = next((line for line in reversed(server.said) if line), "it says nothing").removeprefix("vlm: ")
+    reason = (
+        next((line for line in reversed(server.said) if line), "it says nothing")
+        .removeprefix("vlm: ")
+        .removeprefix("Error: ")
+    )
     raise InputError(f"vlm serve did not start: {reason}")
 
 

@@ -36,7 +36,7 @@ def title(result: dict[str, Any]) -> str:
 def columns(result: dict[str, Any]) -> list[str]:
     """Names the runs, by their rates, and by their servers where there are several."""
     return [
-        _rate(row["request_rate"]) + (f", {row['target']}" if len(result["targets"]) > 1 else "")
+        rate_in_words(row["request_rate"]) + (f", {row['target']}" if len(result["targets"]) > 1 else "")
         for row in result["rows"]
     ]
 
@@ -50,6 +50,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
         ["output tokens/s", *(number(run["output_tokens_per_s"]) for run in runs)],
         ["tokens in / out, mean", *(f"{_mean(run['input_tokens'])} / {_mean(run['output_tokens'])}" for run in runs)],
         *([f"{words}: {latencies}", *(_spread(run[name]) for run in runs)] for name, words in LATENCIES.items()),
+        ["tokens a chunk, mean", *(number(run["tokens_per_chunk"]) for run in runs)],
         ["peak concurrency", *(str(run["peak_concurrency"]) for run in runs)],
         ["client late, ms: p99", *(number(run["client"]["lag_ms"]["p99"]) for run in runs)],
     ]
@@ -98,7 +99,9 @@ def _csv_row(run: dict[str, Any]) -> list[Any]:
     names = ("target", "request_rate", "completed", "failed", "requests_per_s", "output_tokens_per_s")
     latencies = [(run[name] or {}).get(statistic) for name in LATENCIES for statistic in STATISTICS]
     good = (run["goodput"] or {}).get("requests_per_s")
-    return [*(run[name] for name in names), *latencies, good, run["peak_concurrency"], run["client"]["lag_ms"]["p99"]]
+    figures = [*(run[name] for name in names[4:]), *latencies, good, run["peak_concurrency"]]
+    figures.append(run["client"]["lag_ms"]["p99"])
+    return [*(run[name] for name in names[:4]), *("" if value is None else f"{value:.6g}" for value in figures)]
 
 
 def _about(target: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
@@ -109,7 +112,8 @@ def _about(target: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
         yield f"{target['name']} takes neither ignore_eos nor min_tokens: answers end where its model ends them."
 
 
-def _rate(rate: float | str) -> str:
+def rate_in_words(rate: float | str) -> str:
+    """Returns `4/s`; "inf" is all at once."""
     return "all at once" if rate == "inf" else f"{rate:g}/s"
 
 

@@ -98,9 +98,7 @@ async def _listing(name: str, client: Client) -> list[dict[str, Any]] | None:
             status, body = answer.status, await answer.content.read(MAX_ANSWER_BYTES)
     except Exception as error:
         kind, reason = failure_of(error)
-        raise InputError(
-            f"{name} cannot be asked: {kind}, {reason}; start the server, or give another --url."
-        ) from None
+        raise InputError(f"{name} gives no answer: {kind}, {reason}; start it, or give another --url.") from None
     if status in (401, 403):
         raise InputError(f"{name} refuses the API key ({message_of(body)[:200].rstrip('.')}); give another --api-key.")
     try:
