@@ -101,7 +101,8 @@ async def _measure(bench: Bench, url: str, own: OwnServer | None) -> tuple[Resul
     base = url.rstrip("/").removesuffix("/v1")
     async with client_of(base, PATHS[config.endpoint], api_key=config.api_key, timeout=config.timeout) as client:
         bench.say(f"Asking {name}", 0, 0)
-        target = await open_target(name, client, config, bench.dataset)
+        model = None if own else config.model  # ours may have been started as NAME=MODEL
+        target = await open_target(name, client, config, model=model, dataset=bench.dataset)
         await _warm_up(bench, target)
         rows = [await _row(bench, target, number) for number in range(1, len(config.request_rates) + 1)]
     return _about(target, own), rows
@@ -119,6 +120,7 @@ async def _row(bench: Bench, target: Target, number: int) -> Results:
     bodies = [target.body(prompt) for prompt in bench.prompts(target, number, count)]
     times = arrival_times(count, rate, burstiness=config.burstiness, seed=config.seed)
     said = f"Asking {target.name}, {rate_in_words(shown_rate)}"
+    bench.say(said, 0, count)
     run = await run_load(
         target.client.send, bodies, times, max_concurrency=config.max_concurrency,
         progress=lambda done: bench.say(said, done, count),

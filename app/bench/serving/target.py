@@ -60,9 +60,12 @@ class Target:
             )
 
 
-async def open_target(name: str, client: Client, config: ServeBenchConfig, dataset: Sequence[Prompt]) -> Target:
-    """Asks a server what it has and takes, and once for the longest answer. Raises InputError for what it refuses."""
-    target = Target(name, client, config, await _model(name, client, config.model))
+async def open_target(
+    name: str, client: Client, config: ServeBenchConfig, *, model: str | None, dataset: Sequence[Prompt]
+) -> Target:
+    """Asks a server what it has and takes, and once for the longest answer; `model`: None is the only one that it has.
+    Raises InputError for what it refuses."""
+    target = Target(name, client, config, await _model(name, client, model))
     if dataset:
         await _settle_fields(target, dataset[0])
         return target
