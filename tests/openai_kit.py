@@ -56,9 +56,11 @@ class FakeServer:
     bodies: list[dict] = field(default_factory=list)
     headers: list[dict] = field(default_factory=list)
     listing: Callable[[], web.Response] | None = None  # in place of its models
+    listed_with: list[str | None] = field(default_factory=list)  # what was to become of the connection
     url: str = ""
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
+        self.listed_with.append(http.headers.get("Connection"))
         return self.listing() if self.listing else web.json_response({"object": "list", "data": self.models})
 
     async def _asked(self, http: web.Request) -> web.StreamResponse:

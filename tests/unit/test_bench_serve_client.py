@@ -55,8 +55,9 @@ def test_a_server_that_does_well():
 
 def test_the_same_prompts_for_every_server():
     with FakeServer().listening() as one, FakeServer(models=[{"id": "other"}]).listening() as two:
-        result = bench(one, two.url + "/v1/", request_rates=(500.0,))
-    assert [target["model"] for target in result["targets"]] == ["fake", "other"] and len(result["rows"]) == 2
+        result = bench(one, f"rival={two.url}/v1/", request_rates=(500.0,))
+    assert [target["model"] for target in result["targets"]] == ["fake", "other"]
+    assert [row["target"] for row in result["rows"]] == [one.url, "rival"]
     assert sorted(body["prompt"] for body in one.bodies) == sorted(body["prompt"] for body in two.bodies)
 
 
@@ -304,6 +305,19 @@ def test_what_is_no_server_of_this_kind(listing, says):
     with FakeServer(listing=listing).listening() as server, pytest.raises(InputError) as raised:
         bench(server)
     assert says in str(raised.value)
+
+
+def test_a_long_list_of_models_is_read_whole():
+    models = [{"id": f"adapter-{n}", "parent": "base"} for n in range(20_000)]
+    with FakeServer(models=[*models, {"id": "base"}]).listening() as server:
+        assert bench(server)["subject"] == "base"
+
+
+def test_no_request_comes_on_the_connection_of_the_list():
+    """Some servers drop a connection after an error."""
+    with FakeServer(listing=_page).listening() as server:
+        bench(server, model="any")
+    assert server.listed_with == ["close"]
 
 
 def test_a_gateway_need_not_list_its_models():

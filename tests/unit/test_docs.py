@@ -23,6 +23,7 @@ FOLDERS = "vlm|visual_engines|llm_engines|app|tests|training|docs|docker|example
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 SHELL = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+SERVED = sorted((ROOT / "benchmarks" / "results" / "serving").glob("*.json"))
 
 
 def text_of(page: Path) -> str:
@@ -121,6 +122,12 @@ def test_the_table_of_benchmarks_is_the_committed_results():
     page = ROOT / "docs" / "benchmarks.md"
     assert RESULTS and between(page, "bench") == markdown(load(RESULTS))
     assert {f"../benchmarks/results/{file.name}" for file in RESULTS} <= set(LINK.findall(text_of(page)))
+
+
+def test_the_tables_of_servers_are_the_committed_results():
+    page = ROOT / "docs" / "benchmarks.md"
+    assert SERVED and between(page, "bench-serve") == markdown(load(SERVED))
+    assert {f"../benchmarks/results/serving/{file.name}" for file in SERVED} <= set(LINK.findall(text_of(page)))
 
 
 def test_the_readmes_ten_rows_are_of_that_table():

@@ -49,7 +49,7 @@ class Client:
         async with self.session.post(self.url + self.path, data=body, allow_redirects=False) as answer:
             outcome.status = answer.status
             if answer.status != 200:
-                outcome.fail(f"HTTP {answer.status}", message_of(await answer.content.read(MAX_ERROR_BYTES)))
+                outcome.fail(f"HTTP {answer.status}", message_of(await body_of(answer, MAX_ERROR_BYTES)))
             elif answer.content_type != "text/event-stream":
                 outcome.fail("no event stream", f"the answer is {answer.content_type}")
             else:
@@ -69,6 +69,16 @@ async def client_of(url: str, path: str, *, api_key: str | None, timeout: float)
         cookie_jar=aiohttp.DummyCookieJar(),
     ) as session:
         yield Client(session, url, path)
+
+
+async def body_of(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Returns an answer's body, of a larger one about so many bytes."""
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        if (size := size + len(part)) >= most:
+            break
+    return b"".join(parts)
 
 
 async def _read_events(data: AsyncIterator[bytes], outcome: Outcome) -> None:

@@ -28,7 +28,9 @@ DRAWN: dict[str, Any] = {"input_len": DEFAULT_INPUT_LEN, "image_sizes": (DEFAULT
 class ServeBenchConfig(Config):
     """A load of requests. Everything that is drawn at random follows from `seed`."""
 
-    urls: tuple[str, ...] = option((), "A server to ask, as http://host:8000; again for more.", flags=("--url",))
+    urls: tuple[str, ...] = option(
+        (), "A server to ask, as http://host:8000 or NAME=http://host:8000; again for more.", flags=("--url",)
+    )
     model: str | None = option(
         None, "Its name at the servers; without --url, what `vlm serve` is started with.", flags=("--model", "-m"),
         default="the only one at the servers",
@@ -85,7 +87,7 @@ class ServeBenchConfig(Config):
         check_limits(self, flags=True)
         if not self.urls and self.model is None:
             raise InputError("give --url of a server, or --model NAME: then a server of it is started.")
-        for url in self.urls:
+        for _, url in self.servers:
             _check_url(url)
         if self.dataset_path is not None and (both := [n for n in DRAWN if getattr(self, n) is not None]):
             flags = listed(flag_of(type(self), name) for name in both)
@@ -98,6 +100,11 @@ class ServeBenchConfig(Config):
             raise InputError("--images go in chats; leave --endpoint completions out.")
         for text in self.goodput:
             service_level(text)
+
+    @property
+    def servers(self) -> list[tuple[str, str]]:
+        """Returns what results call each server, and its address."""
+        return [_named(url) for url in self.urls]
 
     def drawn(self, name: str) -> Any:
         """Returns an option of prompts that are drawn."""
@@ -127,6 +134,12 @@ class ServeBenchConfig(Config):
 def without_user(url: str) -> str:
     """Returns an address without the name and password that may stand in it."""
     return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _named(url: str) -> tuple[str, str]:
+    """Returns (name, address) of NAME=URL, or of a URL that is its own name."""
+    match = re.fullmatch(r"([^=/]+)=(.+)", url)
+    return (match[1], match[2]) if match else (without_user(url), url)
 
 
 def _check_url(url: str) -> None:

@@ -16,7 +16,7 @@ from vlm.backends.devices import resolve_device
 from vlm.errors import InputError
 from vlm_app.bench.serving.arrivals import arrival_times
 from vlm_app.bench.serving.client import client_of, http_library
-from vlm_app.bench.serving.config import DEFAULT_PROMPTS, ServeBenchConfig, without_user
+from vlm_app.bench.serving.config import DEFAULT_PROMPTS, ServeBenchConfig
 from vlm_app.bench.serving.dataset import read_dataset
 from vlm_app.bench.serving.load import run_load
 from vlm_app.bench.serving.own_server import OwnServer, own_server
@@ -88,16 +88,15 @@ def _measured(bench: Bench, serve_options: Sequence[str]) -> tuple[list[Results]
 
 async def _measure_all(bench: Bench, own: OwnServer | None) -> tuple[list[Results], list[Results]]:
     targets, rows = [], []
-    for url in [own.url] if own else bench.config.urls:
-        found, runs = await _measure(bench, url, own)
+    for name, url in [("vlm serve", own.url)] if own else bench.config.servers:
+        found, runs = await _measure(bench, name, url, own)
         targets.append(found)
         rows += runs
     return targets, rows
 
 
-async def _measure(bench: Bench, url: str, own: OwnServer | None) -> tuple[Results, list[Results]]:
+async def _measure(bench: Bench, name: str, url: str, own: OwnServer | None) -> tuple[Results, list[Results]]:
     config = bench.config
-    name = "vlm serve" if own else without_user(url)
     base = url.rstrip("/").removesuffix("/v1")
     async with client_of(base, PATHS[config.endpoint], api_key=config.api_key, timeout=config.timeout) as client:
         bench.say(f"Asking {name}", 0, 0)

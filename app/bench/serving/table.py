@@ -43,13 +43,13 @@ def columns(result: dict[str, Any]) -> list[str]:
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Returns a measure's name and its figure of each run."""
-    runs, latencies = result["rows"], " / ".join(STATISTICS)
+    runs = result["rows"]
     table = [
         ["completed / failed", *(f"{run['completed']} / {run['failed']}" for run in runs)],
         ["requests/s", *(number(run["requests_per_s"]) for run in runs)],
         ["output tokens/s", *(number(run["output_tokens_per_s"]) for run in runs)],
         ["tokens in / out, mean", *(f"{_mean(run['input_tokens'])} / {_mean(run['output_tokens'])}" for run in runs)],
-        *([f"{words}: {latencies}", *(_spread(run[name]) for run in runs)] for name, words in LATENCIES.items()),
+        *(line for name, words in LATENCIES.items() for line in _spread(words, [run[name] for run in runs])),
         ["tokens a chunk, mean", *(number(run["tokens_per_chunk"]) for run in runs)],
         ["peak concurrency", *(str(run["peak_concurrency"]) for run in runs)],
         ["client late, ms: p99", *(number(run["client"]["lag_ms"]["p99"]) for run in runs)],
@@ -117,8 +117,11 @@ def rate_in_words(rate: float | str) -> str:
     return "all at once" if rate == "inf" else f"{rate:g}/s"
 
 
-def _spread(values: dict[str, float] | None) -> str:
-    return " / ".join(number(values[name]) for name in STATISTICS) if values else "–"
+def _spread(words: str, runs: list[dict[str, float] | None]) -> Iterator[list[str]]:
+    """Yields a line a statistic; the latency is named in the first."""
+    for name in STATISTICS:
+        label = f"{words}: {name}" if name == STATISTICS[0] else name
+        yield [label, *(number(values[name]) if values else "–" for values in runs)]
 
 
 def _mean(values: dict[str, float] | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, listed
-from vlm_app.bench.serving.client import Client, failure_of, message_of
+from vlm_app.bench.serving.client import Client, body_of, failure_of, message_of
 from vlm_app.bench.serving.config import ServeBenchConfig
 from vlm_app.bench.serving.outcome import Outcome
 from vlm_app.bench.serving.prompts import Prompt, draw_prompt, draw_words
@@ -96,9 +96,10 @@ async def _model(name: str, client: Client, wanted: str | None) -> str:
 
 async def _listing(name: str, client: Client) -> list[dict[str, Any]] | None:
     """Returns the models of a server; None where it has no such list. Raises InputError where it cannot be asked."""
+    alone = {"Connection": "close"}  # some servers drop a connection after an error, which a request would meet
     try:
-        async with client.session.get(f"{client.url}/v1/models", allow_redirects=False) as answer:
-            status, body = answer.status, await answer.content.read(MAX_ANSWER_BYTES)
+        async with client.session.get(f"{client.url}/v1/models", headers=alone, allow_redirects=False) as answer:
+            status, body = answer.status, await body_of(answer, MAX_ANSWER_BYTES)
     except Exception as error:
         kind, reason = failure_of(error)
         raise InputError(f"{name} gives no answer: {kind}, {reason}; start it, or give another --url.") from None
