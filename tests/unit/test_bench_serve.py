@@ -239,12 +239,9 @@ def test_tables_and_csv_have_every_run(tmp_path):
     result = result_of(run_of(answered(0.1, 0.01, 3)), run_of(failed("HTTP 500"), lag=0.1), images=1)
     (tmp_path / "r.json").write_text(json.dumps(result))
     text = table.markdown(table.load([tmp_path / "r.json"]))
-    assert (
-        "| measure | 4/s, http://h0 | 4/s, http://h1 |" in text
-        and "| first token (TTFT), ms: mean | 100.0 | – |" in text
-    )
+    assert "| 4/s | http://h0 | http://h1 |" in text and "| first token (TTFT), ms: mean | 100.0 | – |" in text
     assert "**m, chat: 3 requests a run, 128 tokens and 1 image of 336x336 in, 64 out**" in text
-    assert "h1: 1 failed, HTTP 500: a reason" in text and "counts no tokens" in text
+    assert "- http://h1, 4/s: 1 failed, HTTP 500: a reason" in text and "counts no tokens" in text
     assert "takes neither ignore_eos nor min_tokens" in text and "goodput, requests/s (ttft:200)" in text
     header, *lines = csv_rows(result)
     assert {len(line) for line in lines} == {len(header)} and len(lines) == 2

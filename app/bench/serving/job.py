@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,24 +87,24 @@ def _measured(bench: Bench, serve_options: Sequence[str]) -> tuple[list[Results]
 
 
 async def _measure_all(bench: Bench, own: OwnServer | None) -> tuple[list[Results], list[Results]]:
-    targets, rows = [], []
-    for name, url in [("vlm serve", own.url)] if own else bench.config.servers:
-        found, runs = await _measure(bench, name, url, own)
-        targets.append(found)
-        rows += runs
-    return targets, rows
+    """Measures one rate after the other; servers take turns at each, so that what else a machine does befalls all."""
+    servers = [("vlm serve", own.url)] if own else bench.config.servers
+    async with AsyncExitStack() as stack:
+        targets = [await _open(bench, stack, name, url, is_own=own is not None) for name, url in servers]
+        for target in targets:
+            await _warm_up(bench, target)
+        numbers = range(1, len(bench.config.request_rates) + 1)
+        rows = [await _row(bench, target, number) for number in numbers for target in targets]
+    return [_about(target, own) for target in targets], rows
 
 
-async def _measure(bench: Bench, name: str, url: str, own: OwnServer | None) -> tuple[Results, list[Results]]:
+async def _open(bench: Bench, stack: AsyncExitStack, name: str, url: str, *, is_own: bool) -> Target:
     config = bench.config
+    bench.say(f"Asking {name}", 0, 0)
     base = url.rstrip("/").removesuffix("/v1")
-    async with client_of(base, PATHS[config.endpoint], api_key=config.api_key, timeout=config.timeout) as client:
-        bench.say(f"Asking {name}", 0, 0)
-        model = None if own else config.model  # ours may have been started as NAME=MODEL
-        target = await open_target(name, client, config, model=model, dataset=bench.dataset)
-        await _warm_up(bench, target)
-        rows = [await _row(bench, target, number) for number in range(1, len(config.request_rates) + 1)]
-    return _about(target, own), rows
+    connect = client_of(base, PATHS[config.endpoint], api_key=config.api_key, timeout=config.timeout)
+    model = None if is_own else config.model  # ours may have been started as NAME=MODEL
+    return await open_target(name, await stack.enter_async_context(connect), config, model=model, dataset=bench.dataset)
 
 
 async def _warm_up(bench: Bench, target: Target) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from vlm_app.bench.figures import markdown_line, number, percent
@@ -33,17 +35,28 @@ def title(result: dict[str, Any]) -> str:
     return f"{begin}, {_span(*config['input_len'])} tokens{pictures} in, {_span(*config['output_len'])} out"
 
 
-def columns(result: dict[str, Any]) -> list[str]:
-    """Names the runs, by their rates, and by their servers where there are several."""
+@dataclass(frozen=True)
+class Table:
+    """Runs side by side."""
+
+    names: list[str]  # of the columns
+    rows: list[list[str]]
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Returns one table, with a column a rate; of several servers one a rate, with a column a server."""
+    runs = result["rows"]
+    if len(result["targets"]) == 1:
+        return [Table(["measure", *(rate_in_words(run["request_rate"]) for run in runs)], _rows(result, runs))]
+    by_rate = [[*group] for _, group in groupby(runs, key=lambda run: run["request_rate"])]
     return [
-        rate_in_words(row["request_rate"]) + (f", {row['target']}" if len(result["targets"]) > 1 else "")
-        for row in result["rows"]
+        Table([rate_in_words(group[0]["request_rate"]), *(run["target"] for run in group)], _rows(result, group))
+        for group in by_rate
     ]
 
 
-def rows(result: dict[str, Any]) -> list[list[str]]:
+def _rows(result: dict[str, Any], runs: list[dict[str, Any]]) -> list[list[str]]:
     """Returns a measure's name and its figure of each run."""
-    runs = result["rows"]
     table = [
         ["completed / failed", *(f"{run['completed']} / {run['failed']}" for run in runs)],
         ["requests/s", *(number(run["requests_per_s"]) for run in runs)],
@@ -56,7 +69,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     ]
     if levels := result["config"]["goodput"]:
         goodput = (f"{number(run['goodput']['requests_per_s'])} ({percent(run['goodput']['share'])})" for run in runs)
-        table.insert(-2, [f"goodput, requests/s ({' '.join(levels)})", *goodput])
+        table.insert(3, [f"goodput, requests/s ({' '.join(levels)})", *goodput])
     return table
 
 
@@ -64,20 +77,28 @@ def notes(result: dict[str, Any]) -> Iterator[str]:
     """Yields what has to be known beside the figures."""
     for target in result["targets"]:
         yield from _about(target, result["config"])
-    for name, run in zip(columns(result), result["rows"], strict=True):
-        for kind, failure in run["failures"].items():
-            yield f"{name}: {failure['count']} failed, {kind}: {failure['message']}"
-        if run["client"]["bottleneck"]:
-            yield f"{name}: the client was the bottleneck, its own lateness is in these latencies; ask for less."
-        if run["completed"] and run["tokens_counted_by"] == "chunks":
-            yield f"{name}: the server counts no tokens; each chunk counts as one."
+    for run in result["rows"]:
+        yield from (f"{run['target']}, {rate_in_words(run['request_rate'])}: {said}" for said in _of_run(run))
+
+
+def _of_run(run: dict[str, Any]) -> Iterator[str]:
+    client = run["client"]
+    for kind, failure in run["failures"].items():
+        yield f"{failure['count']} failed, {kind}: {failure['message']}"
+    if client["bottleneck"]:
+        late, share = number(client["lag_ms"]["p99"]), percent(client["cpu_share"])
+        yield f"the client was the bottleneck ({late} ms late, {share} of a core), so these figures are its own, too."
+    if run["completed"] and run["tokens_counted_by"] == "chunks":
+        yield "the server counts no tokens; each chunk counts as one."
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Returns one result's table and what it was measured on."""
-    names = columns(result)
-    table = [["measure", *names], ["---", *["---:"] * len(names)], *rows(result)]
-    return "\n".join([f"**{title(result)}**", "", *map(markdown_line, table), "", *notes(result), measured_on(result)])
+    """Returns one result's tables and what it was measured on."""
+    parts = [f"**{title(result)}**"]
+    for table in tables(result):
+        rule = ["---", *["---:"] * (len(table.names) - 1)]
+        parts.append("\n".join(map(markdown_line, [table.names, rule, *table.rows])))
+    return "\n\n".join([*parts, "\n".join([*(f"- {note}" for note in notes(result)), f"- {measured_on(result)}"])])
 
 
 def measured_on(result: dict[str, Any]) -> str:

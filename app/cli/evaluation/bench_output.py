@@ -34,20 +34,23 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def _print_served(result: dict[str, Any]) -> None:
-    from vlm_app.bench.serving import table
+    from vlm_app.bench.serving.table import measured_on, notes, tables, title
 
-    _print(f"serve: {table.title(result)}", ["measure", *table.columns(result)], table.rows(result))
-    for line in (*table.notes(result), table.measured_on(result)):
+    print(f"serve: {title(result)}")
+    for table in tables(result):
+        _print(None, table.names, table.rows)
+    for line in (*notes(result), measured_on(result)):
         print(line)
 
 
-def _print(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _print(title: str | None, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table whose first column names the measures."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="left" if name == "measure" else "right")
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
