@@ -74,7 +74,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def unknown_words(words: list[str]) -> list[str]:
-    """Returns the verb, or the options, of a command that the command line does not have."""
+    """Returns the verb, or the options, of a command that the command line does not have; those behind `--` are of the
+    `vlm serve` that `vlm bench serve` starts."""
+    if "--" in words:
+        own, others = words[: words.index("--")], words[words.index("--") + 1 :]
+        return unknown_words(own) + unknown_words(["serve", *others])
     command = typer.main.get_command(command_line())
     while hasattr(command, "commands") and words:
         if (verb := words[0]) not in command.commands and hasattr(command, "default"):
@@ -96,8 +100,9 @@ def test_commands_are_those_of_the_command_line(page):
 
 
 def test_a_command_that_is_none_is_found():
-    text = "```bash\nvlm chat --model x\ncat a | vlm run --picture b \\\n  --model c\nvlm bench text --json d\n```\n"
-    assert [unknown_words(words) for words in commands(text)] == [["chat"], ["--picture"], []]
+    text = "```bash\nvlm chat --model x\ncat a | vlm run --picture b \\\n  --model c\nvlm bench text --json d\n"
+    text += "vlm bench serve --model a -- --device cpu --picture b\n```\n"
+    assert [unknown_words(words) for words in commands(text)] == [["chat"], ["--picture"], [], ["--picture"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
