@@ -284,6 +284,11 @@ def test_results_hold_no_secrets():
         ([*URL, "--dataset-path", "gone.jsonl"], "gone.jsonl cannot be read"),
         ([*URL, "--dataset-path", "x", "--images", "1"], "--dataset-path has its own"),
         ([*URL, "--", "--device", "cpu"], "--device is for a server that is started here"),
+        (["--model", "x", "--", "--api-key=k"], "--api-key stands behind --; give it before"),
+        (
+            [*URL, "--num-prompts", "2000000000"],
+            "more files than this process may open; give a lower --max-concurrency",
+        ),
         (["--url", "127.0.0.1:80"], "give an address such as http://127.0.0.1:8000"),
         (["--url", "http://a:b"], "give an address such as"),
         (URL, "http://127.0.0.1:9 gives no answer: connection refused"),

@@ -57,12 +57,11 @@ class Bench:
 
 def serve(config: ServeBenchConfig, serve_options: Sequence[str] = (), progress: Progress | None = None) -> Results:
     """Measures every server at every rate. Raises InputError for one that cannot be measured."""
-    if config.urls and serve_options:
-        raise InputError(f"{serve_options[0]} is for a server that is started here; leave it out, or --url.")
+    _check_options(config, serve_options)
     http_library()
     dataset = read_dataset(config.dataset_path, config) if config.dataset_path else []
     bench = Bench(config, dataset, progress or (lambda *_: None))
-    reserve_files(config.max_concurrency or bench.num_prompts)
+    _reserve_files(min(config.max_concurrency or bench.num_prompts, bench.num_prompts))
     targets, rows = _measured(bench, serve_options)
     where = torch.device("cpu") if config.urls else resolve_device(_device(serve_options))
     return {
@@ -73,6 +72,25 @@ def serve(config: ServeBenchConfig, serve_options: Sequence[str] = (), progress:
         "targets": targets,
         "rows": rows,
     }
+
+
+def _check_options(config: ServeBenchConfig, serve_options: Sequence[str]) -> None:
+    """Raises InputError for options of a server that is not started here, and for a key that a result would tell."""
+    if config.urls and serve_options:
+        raise InputError(f"{serve_options[0]} is for a server that is started here; leave it out, or --url.")
+    if any(option.partition("=")[0] == "--api-key" for option in serve_options):
+        raise InputError("--api-key stands behind --; give it before, then client and server have it.")
+
+
+def _reserve_files(requests: int) -> None:
+    """Raises InputError for more requests at once than this process may have connections."""
+    try:
+        reserve_files(requests)
+    except InputError:
+        raise InputError(
+            f"{requests:,} requests may be on their way at once, which is more files than this process may open; give a"
+            " lower --max-concurrency, or raise `ulimit -n`."
+        ) from None
 
 
 def _measured(bench: Bench, serve_options: Sequence[str]) -> tuple[list[Results], list[Results]]:
