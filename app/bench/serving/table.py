@@ -32,7 +32,8 @@ def title(result: dict[str, Any]) -> str:
     images = config["images"]
     sizes = ", ".join(f"{width}x{height}" for width, height in config["image_sizes"])
     pictures = f" and {images} image{'s' * (images > 1)} of {sizes}" if images else ""
-    return f"{begin}, {_span(*config['input_len'])} tokens{pictures} in, {_span(*config['output_len'])} out"
+    answers = f"{'' if config['ignore_eos'] else 'at most '}{_span(*config['output_len'])} out"
+    return f"{begin}, {_span(*config['input_len'])} tokens{pictures} in, {answers}"
 
 
 @dataclass(frozen=True)
