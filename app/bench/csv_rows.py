@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlm_app.bench.serving import table as serving
 from vlm_app.bench.table import by_backend
 
 CSV_HEADER = (
@@ -36,6 +37,8 @@ OCR_CSV_HEADER = (
 
 def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
     """Returns names, then values; nothing stands for what was not measured."""
+    if result["kind"] == "serve":
+        return serving.csv_rows(result)
     header, line = KINDS[result["kind"]]
     parts = [part for row in result.get("rows", [result]) for part in by_backend(result, row)]
     lines = [line(result, part) for part in parts]

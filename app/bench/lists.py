@@ -1,6 +1,10 @@
-"""Options that hold several values: "1;8;32", "60,20;128,20", "torch,onnxruntime"."""
+"""Options that hold several values: "1;8;32", "60,20;128,20", "torch,onnxruntime", "260-440"."""
 
 from __future__ import annotations
+
+import json
+import re
+from typing import Any
 
 from vlm.errors import InputError
 
@@ -25,3 +29,48 @@ def pairs(text: str, option: str) -> tuple[tuple[int, int], ...]:
     if len(pairs) < len(groups):
         raise InputError(f'{option} is {text!r}; give pairs such as "60,20;128,20".')
     return pairs
+
+
+def rates(text: str, option: str) -> tuple[float, ...]:
+    """Reads "1,2.5,inf". Raises InputError for what is no number above 0."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} is {text!r}; give requests a second such as 4, 0.5,1,2 or inf.") from None
+    for value in values:
+        if not value > 0:
+            raise InputError(f"{option} holds {value:g}; a rate must be above 0, or inf for all at once.")
+    return values
+
+
+def length_range(text: str, option: str) -> tuple[int, int]:
+    """Reads "260-440", or "128" for both ends. Raises InputError for what is no range of numbers above 0."""
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", text)
+    if match is None:
+        raise InputError(f"{option} is {text!r}; give tokens such as 128, or a range such as 260-440.")
+    low, high = int(match[1]), int(match[2] or match[1])
+    if low < 1:
+        raise InputError(f"{option} is {text!r}; it must be at least 1.")
+    if low > high:
+        raise InputError(f"{option} is {text!r}; its first number must not be above the second: {high}-{low}.")
+    return low, high
+
+
+def sizes(text: str, option: str) -> tuple[tuple[int, int], ...]:
+    """Reads "336x336,640x480". Raises InputError for what is no size in pixels."""
+    matches = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", part.strip()) for part in text.split(",")]
+    found = tuple((int(match[1]), int(match[2])) for match in matches if match)
+    if len(found) < len(matches):
+        raise InputError(f"{option} is {text!r}; give width and height such as 336x336 or 336x336,640x480.")
+    return found
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """Reads '{"top_p": 0.9}'. Raises InputError for what is no JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(f"{option} is {text!r}; give a JSON object such as '{{\"top_p\": 0.9}}'.")
+    return value

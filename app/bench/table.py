@@ -9,6 +9,8 @@ from typing import Any
 
 from vlm.artifacts.files import load_json
 from vlm.errors import InputError
+from vlm_app.bench.figures import markdown_line, number, percent
+from vlm_app.bench.serving import table as serving
 
 HEADER = ("workload", "measure", "Hugging Face", "vlm", "times faster", "floor", "of the floor")
 # field, what it is called, whether more is better
@@ -53,7 +55,7 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     for path in sorted(map(Path, paths)):
         try:
             result = load_json(path)
-            rows(result)
+            markdown([result])
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; give files that --json wrote.") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -92,16 +94,21 @@ def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, A
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
-    """Returns the table of docs/benchmarks.md and what it was measured on; nothing where nothing was measured."""
+    """Returns the tables of docs/benchmarks.md and what they were measured on; nothing where nothing was measured."""
     results = list(results)
-    if not results:
-        return ""
-    lines = [_line(HEADER), _line(["---", "---", *["---:"] * 5])]
+    offline = [result for result in results if result["kind"] != "serve"]
+    served = [serving.markdown(result) for result in results if result["kind"] == "serve"]
+    return "\n\n".join([*[_table(offline)] * bool(offline), *served])
+
+
+def _table(results: list[dict[str, Any]]) -> str:
+    """Returns the table of what was measured without a server, where systems stand beside each other."""
+    lines = [markdown_line(HEADER), markdown_line(["---", "---", *["---:"] * 5])]
     for result in results:
         last_workload = ""
         for row in rows(result):
             # a workload is named once
-            lines.append(_line(["" if row.workload == last_workload else row.workload, *row.cells]))
+            lines.append(markdown_line(["" if row.workload == last_workload else row.workload, *row.cells]))
             last_workload = row.workload
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
@@ -132,7 +139,7 @@ def _text_row(result: dict[str, Any], row: dict[str, Any], of: str) -> Row:
     if rival := row.get("ctranslate2"):
         rate = rival["tokens_per_s"]
         beside = (
-            f"CTranslate2 {rival['compute_type']}: {_number(rate)}, {_number(row['vlm']['tokens_per_s'] / rate)} times"
+            f"CTranslate2 {rival['compute_type']}: {number(rate)}, {number(row['vlm']['tokens_per_s'] / rate)} times"
         )
         line = replace(line, measure=f"{line.measure} ({beside})")
     if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
@@ -157,7 +164,7 @@ def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
 def _collectives(result: dict[str, Any], row: dict[str, Any], of: str = "") -> list[Row]:
     """Returns what ranks take to tell each other what a decode step has them tell; nothing where one process runs."""
     told = row["vlm"].get("collectives")
-    return [Row(workload(result), f"{of}collectives of a step, ms", vlm=_number(told["ms"]))] if told else []
+    return [Row(workload(result), f"{of}collectives of a step, ms", vlm=number(told["ms"]))] if told else []
 
 
 def _job(result: dict[str, Any]) -> str:
@@ -182,7 +189,7 @@ def _job_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     ]
     costs = [(name, row["vlm"][field], unit) for field, name, unit in JOB_MEASURES]
     lines = [(f"{name}{of}", value / unit) for name, value, unit in costs if value is not None]
-    return rates + [Row(workload(result), measure, vlm=_number(value)) for measure, value in lines]
+    return rates + [Row(workload(result), measure, vlm=number(value)) for measure, value in lines]
 
 
 def _line_of(
@@ -192,31 +199,17 @@ def _line_of(
     ours, hf = part["vlm"][field], (part["hf"] or {}).get(field)
     ratio = lambda mine, other: mine / other if more_is_better else other / mine  # noqa: E731
     measure += f" on {part['backend']}" if part["labelled"] else ""
-    row = Row(workload(result), measure, vlm=_number(ours))
+    row = Row(workload(result), measure, vlm=number(ours))
     if hf is not None:
-        row = replace(row, hf=_number(hf), faster=_number(ratio(ours, hf)))
+        row = replace(row, hf=number(hf), faster=number(ratio(ours, hf)))
     if has_floor and part["floored"]:
         floor = _floor_of(part["floor"], field)
-        row = replace(row, floor=_number(floor), floor_share=_percent(ratio(ours, floor)))
+        row = replace(row, floor=number(floor), floor_share=percent(ratio(ours, floor)))
     return row
 
 
 def _floor_of(floor: dict[str, Any], field: str) -> float:
     return floor["step_ms" if field == "ms_per_token" else field]
-
-
-def _number(value: float) -> str:
-    if value >= 10:
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
-    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
-
-
-def _percent(part: float) -> str:
-    return f"{part:.0%}" if part >= 0.1 else f"{part:.1%}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _measured_on(result: dict[str, Any]) -> str:

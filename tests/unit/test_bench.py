@@ -17,6 +17,7 @@ from vlm.errors import InputError, LimitError
 from vlm_app.bench import floor, measure, table
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.csv_rows import csv_rows
+from vlm_app.bench.figures import number, percent
 from vlm_app.bench.systems import session
 from vlm_app.cli.main import main
 from vlm_app.core.running import open_pipeline
@@ -174,9 +175,9 @@ def test_mistakes_are_one_sentence(capsys, monkeypatch, arguments, says):
 
 
 def test_numbers_read_well():
-    numbers = [table._number(value) for value in (1234.5, 58.04, 4.0, 0.4501, 0.0032)]
+    numbers = [number(value) for value in (1234.5, 58.04, 4.0, 0.4501, 0.0032)]
     assert numbers == ["1,234", "58.0", "4.00", "0.450", "0.003"]
-    assert (table._percent(0.244), table._percent(0.0321)) == ("24%", "3.2%")
+    assert (percent(0.244), percent(0.0321)) == ("24%", "3.2%")
 
 
 def test_result_files_are_checked(tmp_path):

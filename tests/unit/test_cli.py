@@ -133,7 +133,7 @@ def test_a_page_is_converted_built_and_read_without_what_neither_needs(tmp_path)
     "run generate ocr estimate translate summarize eval convert build inspect models bench".split(),
 )
 def test_every_verb_has_help_with_examples(cli, verb):
-    commands = ["latency", "throughput", "table"] if verb == "bench" else [None]
+    commands = ["latency", "throughput", "serve", "table"] if verb == "bench" else [None]
     for command in commands:
         code, out, _ = cli(verb, *filter(None, [command]), "--help")
         assert code == 0 and "Examples:" in out and f"vlm {verb}" in out

@@ -23,6 +23,7 @@ FOLDERS = "vlm|visual_engines|llm_engines|app|tests|training|docs|docker|example
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 SHELL = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+SERVED = sorted((ROOT / "benchmarks" / "results" / "serving").glob("*.json"))
 
 
 def text_of(page: Path) -> str:
@@ -73,7 +74,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def unknown_words(words: list[str]) -> list[str]:
-    """Returns the verb, or the options, of a command that the command line does not have."""
+    """Returns the verb, or the options, of a command that the command line does not have; those behind `--` are of the
+    `vlm serve` that `vlm bench serve` starts."""
+    if "--" in words:
+        own, others = words[: words.index("--")], words[words.index("--") + 1 :]
+        return unknown_words(own) + unknown_words(["serve", *others])
     command = typer.main.get_command(command_line())
     while hasattr(command, "commands") and words:
         if (verb := words[0]) not in command.commands and hasattr(command, "default"):
@@ -95,8 +100,9 @@ def test_commands_are_those_of_the_command_line(page):
 
 
 def test_a_command_that_is_none_is_found():
-    text = "```bash\nvlm chat --model x\ncat a | vlm run --picture b \\\n  --model c\nvlm bench text --json d\n```\n"
-    assert [unknown_words(words) for words in commands(text)] == [["chat"], ["--picture"], []]
+    text = "```bash\nvlm chat --model x\ncat a | vlm run --picture b \\\n  --model c\nvlm bench text --json d\n"
+    text += "vlm bench serve --model a -- --device cpu --picture b\n```\n"
+    assert [unknown_words(words) for words in commands(text)] == [["chat"], ["--picture"], [], ["--picture"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -121,6 +127,12 @@ def test_the_table_of_benchmarks_is_the_committed_results():
     page = ROOT / "docs" / "benchmarks.md"
     assert RESULTS and between(page, "bench") == markdown(load(RESULTS))
     assert {f"../benchmarks/results/{file.name}" for file in RESULTS} <= set(LINK.findall(text_of(page)))
+
+
+def test_the_tables_of_servers_are_the_committed_results():
+    page = ROOT / "docs" / "benchmarks.md"
+    assert SERVED and between(page, "bench-serve") == markdown(load(SERVED))
+    assert {f"../benchmarks/results/serving/{file.name}" for file in SERVED} <= set(LINK.findall(text_of(page)))
 
 
 def test_the_readmes_ten_rows_are_of_that_table():

@@ -6,7 +6,7 @@ import pytest
 
 from vlm_app.cli.options.several import with_each_flag
 
-METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--lora": None, "-x": "TEXT"}
+METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--goodput": "NAME:MS...", "--lora": None, "-x": "TEXT"}
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--lora": None, "-x": "
         ("text --dir a b=c --uids 0", "text --dir a --dir b=c --uids 0"),
         ("--dir a -- b --uids 0 1", "--dir a -- b --uids 0 1"),
         ("--dir a -", "--dir a -"),  # which is stdin
+        ("--goodput ttft:200 tpot:50 --uids 0", "--goodput ttft:200 --goodput tpot:50 --uids 0"),
         ("--uids", "--uids"),
         ("0 1 -1", "0 1 -1"),
     ],

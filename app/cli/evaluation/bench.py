@@ -14,10 +14,11 @@ from vlm.errors import InputError
 from vlm.options import option
 from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig, ThroughputConfig
 from vlm_app.bench.ocr_config import OcrBenchConfig
+from vlm_app.bench.serving.config import ServeBenchConfig
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.evaluation.bench_output import check_writable, print_csv, print_table
-from vlm_app.cli.options.groups import Group, takes
+from vlm_app.cli.options.groups import Group, GroupedCommand, takes
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print tables of results.")
 
@@ -134,6 +135,39 @@ def ocr(*, config: OcrBenchConfig, csv: CSV = False, out: Out = None) -> None:
     _measure("ocr", config, out, as_csv=csv)
 
 
+@app.command(cls=GroupedCommand)
+@command
+@takes(config=Group.making(ServeBenchConfig))
+def serve(
+    *,
+    serve_options: Annotated[
+        list[str] | None, typer.Argument(help="Options of the `vlm serve` that is started.", metavar="[-- OPTION...]")
+    ] = None,
+    config: ServeBenchConfig,
+    csv: CSV = False,
+    out: Out = None,
+) -> None:
+    """A server under load, ours or any of OpenAI's API: time to first token, per output token, between tokens and end
+    to end at several rates of requests; failures, goodput and how long it takes to start.
+
+    Requests are sent at their times (an open loop of Poisson arrivals), whether or not earlier ones have been answered.
+    Texts and images are drawn for each. Without --url a `vlm serve` is started for it, in a process of its own.
+
+    \b
+    Examples:
+      vlm bench serve --model mini-llava --request-rate 1,2,4 --num-prompts 60 --images 1 -- --device cpu
+      vlm bench serve --url http://127.0.0.1:8000 --request-rate 4 --input-len 260-440 --goodput ttft:200 tpot:50
+      vlm bench serve --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --request-rate inf --max-concurrency 32
+      vlm bench serve --url http://127.0.0.1:8000 --dataset-path prompts.jsonl --json serve.json
+    """
+    check_writable(out)
+    from vlm_app.bench.serving import job
+
+    with Progress() as progress:
+        result = job.serve(config, serve_options or (), progress)
+    _write(result, out, as_csv=csv)
+
+
 @app.command()
 @command
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
@@ -154,6 +188,10 @@ def _measure(kind: str, config: SubjectConfig, out: Path | None, as_csv: bool = 
     module = importlib.import_module(f"vlm_app.bench.{kind if kind in ('text', 'prompt', 'ocr') else 'measure'}")
     with Progress() as progress:
         result = getattr(module, kind)(config, progress)
-    (print_csv if as_csv else print_table)(result)
+    _write(result, out, as_csv=as_csv)
+
+
+def _write(result: dict[str, Any], out: Path | None, *, as_csv: bool) -> None:
     if out is not None:
         out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (print_csv if as_csv else print_table)(result)

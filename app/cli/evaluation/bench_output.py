@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,38 @@ def check_writable(out: Path | None) -> None:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    if result["kind"] == "serve":
+        return _print_served(result)
     from vlm_app.bench.table import HEADER, rows, workload
 
-    table = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
-    for name in HEADER[1:]:
-        table.add_column(name, justify="left" if name == "measure" else "right")
-    for row in rows(result):
-        table.add_row(*row.cells)
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+    _print(f"{result['kind']}: {workload(result)}", HEADER[1:], [row.cells for row in rows(result)])
     env = result["environment"]
     print(f"{env['device']}, {_bound(result)}; commit {env['commit'] or 'unknown'}")
     for line in _notes(result):
         print(line)
+
+
+def _print_served(result: dict[str, Any]) -> None:
+    from vlm_app.bench.serving.table import measured_on, notes, tables, title
+
+    print(f"serve: {title(result)}")
+    for table in tables(result):
+        _print(None, table.names, table.rows)
+    for line in (*notes(result), measured_on(result)):
+        print(line)
+
+
+def _print(title: str | None, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table whose first column names the measures."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def _bound(result: dict[str, Any]) -> str:

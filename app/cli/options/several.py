@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 
 # by what the help calls the values of such an option: what further ones look like
-FURTHER = {"FOLDER...": re.compile(r"(?!-).+"), "NUMBER...": re.compile(r"-?\d+(,-?\d+)*")}
+FURTHER = {
+    "FOLDER...": re.compile(r"(?!-).+"),
+    "NUMBER...": re.compile(r"-?\d+(,-?\d+)*"),
+    "NAME:MS...": re.compile(r"\w+:.*"),
+}
 
 
 def with_each_flag(arguments: Iterable[str], metavars: Mapping[str, str | None]) -> list[str]:
