@@ -20,6 +20,7 @@ from vlm.executor.slot_upload import SlotUpload
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
 from vlm.ops.logits_processors import PenaltyState
+from vlm.ops.prompt_lookup import DraftState
 from vlm.ops.sample import SamplingState
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.adapters import NO_ADAPTER
@@ -44,7 +45,9 @@ class BatchState:
         embedding_size: int = 1,
         dtype: torch.dtype = torch.float32,
         adapters: AdapterCache | None = None,
+        max_source_len: int = 0,
     ):
+        """`max_source_len`: tokens of a text that drafts are looked up in beside a sequence's own."""
         self.padding_slot, self.device = num_slots, device
         self._adapters = adapters or AdapterCache()
         size = num_slots + 1
@@ -67,6 +70,7 @@ class BatchState:
         self.top = ints(0, 2, MAX_TOP_LOGPROBS)
         self.beams = BeamState.empty(size, max_seq_len, device)
         self.penalties = PenaltyState.empty(size, device)
+        self.drafts = DraftState.empty(size, max_source_len, device)
         self.rules = RuleTable(self.padding_slot, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
@@ -90,6 +94,7 @@ class BatchState:
         self._admit_slots(sequences, stop_ids, put)
         self._admit_sampling(sequences, put)
         self._admit_beams(sequences, beams, put)
+        self._admit_drafts(sequences, put)
         upload.write()
         self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
 
@@ -187,6 +192,17 @@ class BatchState:
         put(state.diversity, [p.diversity_rate for p in params])
         spare_blocks = [s.spare_blocks[beam] if s.spare_blocks else 0 for s, beam in zip(sequences, beams, strict=True)]
         put(state.spare_blocks, spare_blocks)
+
+    def _admit_drafts(self, sequences: list[Sequence], put: Put) -> None:
+        if not self._changes("drafts", any(s.max_drafts for s in sequences)):
+            return
+        drafts = self.drafts
+        sources = [list(s.request.encoder_input_ids or ())[: drafts.sources.shape[1]] for s in sequences]
+        put(drafts.sources, _padded(sources, max(map(len, sources)), 0))
+        put(drafts.source_lengths, [len(source) for source in sources])
+        put(drafts.limits, [s.max_drafts for s in sequences])
+        put(drafts.num_drafted, [s.num_drafted for s in sequences])
+        put(drafts.num_accepted, [s.num_accepted for s in sequences])
 
     def update_tables(self, sequences: list[Sequence]) -> None:
         """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
