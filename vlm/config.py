@@ -17,6 +17,7 @@ from vlm.ranges import Range, at_least, one_of
 
 KV_CACHE_DTYPES = ("int8", "fp8")  # of a cache of 8 bits
 DTYPES = ("float32", "float16", "bfloat16")
+MAX_SPECULATIVE_TOKENS = 16  # a step's matrix products take little longer for a few rows more
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
 PART = Range(0, 1, low_open=True, high_open=True, words="it must lie between 0 and 1")  # of a GPU's memory
 
@@ -276,6 +277,11 @@ class RuntimeConfig(Config):
         None, "Of keys and values in the cache: int8 or fp8 keep them in 8 bits, with a scale a token and head.",
         default="as the engine computes", allowed=one_of(*KV_CACHE_DTYPES),
     )  # fmt: skip
+    num_speculative_tokens: int = option(
+        0, "Tokens that are proposed for a sequence in a decode step, at most, by prompt lookup (n-grams of its own text"
+        " and of its encoder's), and verified in one pass; outputs stay the same. 0: none.",
+        allowed=Range(0, MAX_SPECULATIVE_TOKENS, words=f"it must be between 0 (off) and {MAX_SPECULATIVE_TOKENS}"),
+    )  # fmt: skip
     batch_invariant: bool = option(
         False, "On a GPU a request's tokens depend, to the bit, on nothing that it is batched with: every pass has"
         " the rows of a full one, texts and prompts are computed one at a time.",
@@ -308,6 +314,8 @@ class RuntimeConfig(Config):
         errors = [*errors_of(self, ",")]
         if self.devices is not None and self.device != type(self).device:
             errors.append("device and devices are both given, leave one of the two out")
+        if self.batch_invariant and self.num_speculative_tokens:
+            errors.append("batch_invariant and num_speculative_tokens exclude each other, leave one of the two out")
         errors += _adapter_errors(self.lora)
         if errors:
             raise ConfigError("; ".join(errors) + ".")

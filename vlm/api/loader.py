@@ -78,6 +78,7 @@ def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig)
         prefix_sharing=runner.shares_prefixes and runtime.prefix_sharing and not config.cross_attention,
         max_adapters=executor.adapters.num_slots,
         batch_invariant=runtime.batch_invariant,
+        num_speculative_tokens=runtime.num_speculative_tokens,
     )
     return Scheduler(BlockManager(runner.shape.num_self, runner.shape.num_cross), schedule)
 

@@ -20,6 +20,7 @@ class Admission:
     encoder: ModelConfig | None  # of a text encoder
     limits: EngineLimits
     vision: VisionConfig | None  # of a visual encoder
+    num_speculative_tokens: int = 0  # proposed for a sequence in a step, at most
 
     def sequence(self, number: int, request: Request, num_stop_ids: int) -> Sequence:
         """Returns the sequence of a request as number `number`. Raises InputError and LimitError for what the engine
@@ -39,11 +40,25 @@ class Admission:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
         _check_ids(_named_ids(params), self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
-        sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table)
+        sequence = Sequence(
+            number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table,
+            max_drafts=self._max_drafts(params),
+        )  # fmt: skip
         if request.images and self.encoder is None and self.vision is not None:
             sequence.image_token_id = self.vision.image_token_id
             sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())
         return sequence
+
+    def _max_drafts(self, params: SamplingParams) -> int:
+        """Returns how many tokens are proposed for a sequence in a step, at most. A search's beams go their own ways."""
+        most, asked_for = self.num_speculative_tokens, params.prompt_lookup_num_tokens
+        if asked_for is not None and asked_for > most:
+            raise LimitError(
+                f"prompt_lookup_num_tokens is {asked_for}, this engine proposes {most} tokens a step at most; leave it"
+                " out",
+                f"or give --num-speculative-tokens {asked_for}",
+            )
+        return 0 if params.num_beams > 1 else most if asked_for is None else asked_for
 
     def _num_features(self, request: Request) -> int:
         """Returns how many rows of encoder output the decoder will see."""

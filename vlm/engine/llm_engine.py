@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
+from vlm.engine.drafting import learn
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
 from vlm.executor.decode_burst import DecodeBurst, StepOutput
@@ -49,7 +50,7 @@ class LLMEngine:
         self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
         self.encoders = executor.encoders
         vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
-        self._admission = Admission(self.config, encoder, limits, vision)
+        self._admission = Admission(self.config, encoder, limits, vision, scheduler.config.num_speculative_tokens)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
@@ -112,7 +113,7 @@ class LLMEngine:
             self._at_work = [sequence for sequence, _ in plan.prefills]
             self.executor.prefill(plan.prefills)
         self._at_work = plan.running
-        burst = self.executor.launch(plan.running, plan.steps) if plan.running else None
+        burst = self.executor.launch(plan.running, plan.steps, plan.drafts) if plan.running else None
         last, self._in_flight = self._in_flight, burst
         if last is not None:
             self._updates += self._apply(last)
@@ -195,6 +196,9 @@ class LLMEngine:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
         # the others were released while the burst ran: they had ended one burst earlier
         rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]
+        for sequence, row in rows:
+            if sequence.max_drafts:
+                learn(sequence, row, burst)
         updates = [self._grow(sequence, row) for sequence, row in rows if sequence.width == 1]
         searches = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
         return updates + (self._end_searches(searches) if searches else [])

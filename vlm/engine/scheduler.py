@@ -13,6 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
+from vlm.engine.drafting import drafts_of, most_new
 from vlm.engine.prefix import block_keys
 from vlm.requests.sequence import PrefillChunk, Sequence, SequenceStatus
 
@@ -25,6 +26,7 @@ class Plan:
     prefills: list[tuple[Sequence, PrefillChunk]] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)  # rows of the burst, those prefilled in this step included
     steps: int = 0  # decode steps of the burst
+    drafts: int = 0  # tokens proposed for each of its sequences in a step
     preempted: list[Sequence] = field(default_factory=list)
 
 
@@ -42,6 +44,7 @@ class SchedulerConfig:
     prefix_sharing: bool = False  # only where a block's content follows from the prompt: not with cross-attention
     max_adapters: int = 0  # that sequences may run with at once
     batch_invariant: bool = False  # nothing is recomputed, and prompts are cut where they are cut when alone
+    num_speculative_tokens: int = 0  # proposed for a sequence in a step, at most
 
 
 class Scheduler:
@@ -85,8 +88,9 @@ class Scheduler:
             self._admit(plan, room)
         plan.running = self._decoding()
         plan.steps = self._steps(plan)
+        plan.drafts = drafts_of(plan.running, self.config.num_speculative_tokens)
         for sequence in plan.running:
-            sequence.scheduled = min(sequence.scheduled + plan.steps, sequence.max_length)
+            sequence.scheduled += most_new(sequence, plan.steps, plan.drafts)
         return plan
 
     def requeue_all(self) -> None:
@@ -144,7 +148,8 @@ class Scheduler:
         nothing changed, when there are not enough."""
         width, size = sequence.width, self.config.block_size
         prompt = len(sequence.tokens) - 1  # the first decode step takes the last token
-        reach = sequence.max_length if self.config.batch_invariant else len(sequence.tokens) + self.config.burst
+        burst = self._most_new(sequence)
+        reach = sequence.max_length if self.config.batch_invariant else len(sequence.tokens) + burst
         each = self.blocks_for(min(reach, sequence.max_length))
         whole = prompt // size  # blocks that nothing will be added to: beams share them
         hits = self._known(sequence, prompt)
@@ -217,9 +222,13 @@ class Scheduler:
         lone = plan.running and all(s.scheduled == s.prompt_length for s in plan.running)
         return min(1 if lone else self.config.burst, longest)
 
+    def _most_new(self, sequence: Sequence) -> int:
+        """Returns how many tokens the next burst may bring, drafts or not."""
+        return most_new(sequence, self.config.burst, self.config.num_speculative_tokens)
+
     def _need(self, sequence: Sequence) -> int:
         """Returns how many blocks a sequence lacks for the next burst."""
-        reach = min(sequence.scheduled + self.config.burst, sequence.max_length)
+        reach = min(sequence.scheduled + self._most_new(sequence), sequence.max_length)
         return sequence.width * max(0, self.blocks_for(reach) - len(sequence.self_blocks[0]))
 
     def _reserve(self, sequence: Sequence, plan: Plan) -> None:

@@ -89,7 +89,8 @@ def _paged_runner(
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, mapping=mapping)
     shape = replace(shape, num_self=hosts.minimum(shape.num_self), num_cross=hosts.minimum(shape.num_cross))
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, mapping=mapping)
-    sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
+    max_source_len = limits.max_encoder_input_len if runtime.num_speculative_tokens and encoders.encoder else 0
+    sampler, graphs = _sampler(decoder.config, limits, shape, encoders, max_source_len), _graphs(runtime, device)
     if graphs is not None:
         encoders.adapters.on_growth = graphs.clear
     options = {"cache": cache, "shape": shape, "sampler": sampler, "graphs": graphs, "num_stages": mapping.pp}
@@ -117,6 +118,11 @@ def _slot_runner(
             f"kv_cache_dtype is {runtime.kv_cache_dtype}, which is for backend torch: a compiled engine keeps keys and"
             " values as it computes; leave kv_cache_dtype out."
         )
+    if runtime.num_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens is {runtime.num_speculative_tokens}, which is for backend torch: a compiled engine"
+            " takes a token a step; leave num_speculative_tokens out."
+        )
     decoder, size = networks["decoder"], max(limits.max_seq_len, limits.max_encoder_input_len)
     one_block = replace(runtime, block_size=size, max_kv_blocks=None)
     dtype = encoders.dtype
@@ -129,11 +135,13 @@ def _slot_runner(
     )
 
 
-def _sampler(config: ModelConfig, limits: EngineLimits, shape: CacheShape, encoders: EncoderNetworks) -> Sampler:
-    """Returns what samples for the slots of a new batch state."""
+def _sampler(
+    config: ModelConfig, limits: EngineLimits, shape: CacheShape, encoders: EncoderNetworks, max_source_len: int = 0
+) -> Sampler:
+    """Returns what samples for the slots of a new batch state; `max_source_len` as it has it."""
     device, size = encoders.device, limits.max_batch_size
     state = BatchState(
-        size, limits.max_seq_len, shape, device, config.embedding_size, encoders.dtype, encoders.adapters
+        size, limits.max_seq_len, shape, device, config.embedding_size, encoders.dtype, encoders.adapters, max_source_len
     )
     return Sampler(state, LogitsRecorder(size + 1, device))
 

@@ -12,6 +12,9 @@ from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import Hypothesis
 
 
+HEAD = 4  # of a result: length, finish code, tokens drafted and accepted
+
+
 class StepOutput(NamedTuple):
     """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
 
@@ -21,26 +24,31 @@ class StepOutput(NamedTuple):
     logprobs: list[float]
     top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
     logits: Tensor | None = None  # [steps, vocab] float32
+    num_drafted: int = 0  # tokens proposed in all,
+    num_accepted: int = 0  # … and those of them that were chosen
 
 
 @dataclass
 class DecodeBurst:
-    """A launched burst; the tensors are on the host once `ready` has passed."""
+    """A launched burst of so many steps, which bring a sequence N tokens at most: with drafts more than one each. The
+    tensors are on the host once `ready` has passed."""
 
     sequences: list[Sequence]
-    result: Tensor  # [R, 2 + 2 * steps] int32: length, finish code, new tokens, log-probabilities (bits)
-    top: Tensor | None  # [R, steps, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
-    logits: Tensor | None  # [n, steps, vocab] float32: of the sequences that want them
+    steps: int
+    drafts: int  # tokens proposed for each sequence in a step
+    result: Tensor  # [R, HEAD + 2 N] int32: its head, new tokens, log-probabilities (bits)
+    top: Tensor | None  # [R, N, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
+    logits: Tensor | None  # [n, N, vocab] float32: of the sequences that want them
     ready: torch.cuda.Event | None
 
     def collect(self) -> list[StepOutput]:
         """Waits for the burst; a result a sequence."""
         if self.ready is not None:
             self.ready.synchronize()
-        steps = (self.result.shape[1] - 2) // 2
-        logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
+        end = (self.result.shape[1] + HEAD) // 2
+        logprobs = self.result[:, end:].contiguous().view(torch.float32).tolist()
         rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
-        return [StepOutput(r[0], r[1], r[2 : 2 + steps], p, top, logits) for r, p, top, logits in rows]
+        return [StepOutput(*r[:2], r[HEAD:end], p, top, logits, *r[2:HEAD]) for r, p, top, logits in rows]
 
     def _logits(self) -> list[Tensor | None]:
         logits = iter(() if self.logits is None else self.logits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -78,15 +79,16 @@ class Executor:
             self.release(sequence)
 
     @torch.inference_mode()
-    def launch(self, sequences: list[Sequence], steps: int) -> DecodeBurst:
-        """Starts `steps` decode steps of these sequences; returns before they are done."""
+    def launch(self, sequences: list[Sequence], steps: int, drafts: int = 0) -> DecodeBurst:
+        """Starts `steps` decode steps of these sequences, with so many `drafts` in each; returns before they are
+        done."""
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
-        plan = SamplingPlan.from_sequences(sequences)
+        plan = SamplingPlan.from_sequences(sequences, drafts)
         if plan.top:
             self.state.allocate_top()
         if plan.logits:
-            self.logits.begin(sequences, steps, self.config.vocab_size, self.state.slots)
+            self.logits.begin(sequences, steps * (1 + drafts), self.config.vocab_size, self.state.slots)
         rows, single = self._rows(sequences)
         beams = self.beam_rows.fill(sequences, plan) if plan.groups else None
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
@@ -185,19 +187,20 @@ class Executor:
         self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, plan: SamplingPlan
     ) -> DecodeBurst:
         """Starts the copy of a burst's results to the host."""
-        state = self.state.slots
-        at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
-        head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
+        state, drafts, most_new = self.state.slots, self.state.drafts, steps * (1 + plan.drafts)
+        at = (start[:, None] + torch.arange(most_new, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
+        head = torch.stack([x[slots] for x in (state.lengths, state.finish, drafts.num_drafted, drafts.num_accepted)], 1)
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
         top = self.state.top[slots[:, None], at] if plan.top else None
-        logits = self.logits.burst(sequences, steps) if plan.logits else None
+        logits = self.logits.burst(sequences, most_new) if plan.logits else None
+        burst = partial(DecodeBurst, sequences, steps, plan.drafts)
         if not self.asynchronous:
-            return DecodeBurst(sequences, result, top, None if logits is None else logits.clone(), None)
+            return burst(result, top, None if logits is None else logits.clone(), None)
         top, logits = (None if part is None else to_host(part) for part in (top, logits))
         result, ready = to_host(result), torch.cuda.Event(blocking=len(sequences) >= SLEEPING_BATCH_SIZE)
         ready.record()
-        return DecodeBurst(sequences, result, top, logits, ready)
+        return burst(result, top, logits, ready)
 
 
 def _pass_size(rows: int) -> int:

@@ -23,6 +23,7 @@ from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
+from vlm.executor.step_rows import StepRows
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
@@ -192,19 +193,28 @@ class PagedRunner:
             x.copy_(values)
 
     def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:
-        """Appends one token for every row: embedding -> layers -> logits -> choice -> append -> stop checks."""
-        slots = rows.all.long()
-        positions = self.state.slots.lengths[slots] - 1
-        token_ids = self.state.slots.tokens[slots, positions.long()]
-        # a prompt may end in an embedding of its own
-        last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
-        batch = self._batch(rows.all, positions, adapted=rows.adapted, prompt_embeds=last)
-        with norms_ahead(self.device):
-            logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
-        if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
+        """Appends a token to every row, more where drafts are right: embedding -> layers -> logits -> choice -> append
+        -> stop checks."""
+        step, proposed = StepRows.last(self.state.slots, rows.all), None
+        if plan.drafts:
+            proposed = self.sampler.propose(rows, plan, self.config.vocab_size)
+            step = step.with_drafts(proposed, self.state.padding_slot)
+        logits = self._logits(step, adapted=rows.adapted).unflatten(0, (-1, len(rows.all)))
+        parents = self.sampler.sample(logits[0], rows, plan)
+        if proposed is not None:
+            self.sampler.verify(logits[1:], rows, plan, proposed)
+        if parents is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
             )
+
+    def _logits(self, step: StepRows, *, adapted: bool) -> Tensor:
+        """Returns the logits [R, V] of a step's rows."""
+        # a prompt may end in an embedding of its own
+        last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, step.slots)
+        batch = self._batch(step.slots, step.positions, adapted=adapted, several=step.several, prompt_embeds=last)
+        with norms_ahead(self.device):
+            return self.decoder.logits(self._hidden(step.token_ids, batch), batch)
 
     def _hidden(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Returns the hidden rows [R, hidden] of a decode step's tokens [R]."""
@@ -219,11 +229,12 @@ class PagedRunner:
         positions: Tensor,
         *,
         adapted: bool,
+        several: bool = False,
         tiles: Tensor | None = None,
         prompt_embeds: PromptEmbeds | None = None,
     ) -> ForwardBatch:
         """Returns the rows at these positions of these slots' sequences, [R] int32 each; `adapted`: some of them have
-        adapters."""
+        adapters; `several`: a step's are more than one of a sequence."""
         state = self.state
         attention = PagedMetadata(
             cache=self.cache,
@@ -234,6 +245,7 @@ class PagedRunner:
             self_lengths=positions + 1,
             cross_lengths=state.cross_lengths[slots.long()] if self.config.cross_attention else None,
             tiles=tiles,
+            several=several,
         )
         return ForwardBatch(positions, attention, prompt_embeds, self._adapter_ids(slots, adapted=adapted))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, logits_processors, sample
 from vlm.ops.append_and_check_stop import append_and_check_stop
 from vlm.ops.beam_state import Groups
+from vlm.ops.prompt_lookup import NONE, propose
 from vlm.ops.token_rules import END, row_rules
 from vlm.ops.topk_logprobs import topk_logprobs
+from vlm.requests.finish import RUNNING
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,28 @@ class Sampler:
 
     state: BatchState
     logits: LogitsRecorder
+
+    def propose(self, rows: DecodeRows, plan: SamplingPlan, vocab_size: int) -> Tensor:
+        """Proposes the next tokens of every row that is no beam, [drafts, R] int32: see vlm.ops.prompt_lookup."""
+        drafts = self.state.drafts
+        proposed = propose(self.state.slots, drafts, rows.single, plan.drafts, vocab_size)
+        drafts.num_drafted.index_add_(0, rows.single.long(), (proposed != NONE).sum(0, dtype=torch.int32))
+        return proposed
+
+    def verify(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan, proposed: Tensor) -> None:
+        """Chooses the tokens after those that `sample` has appended, from the logits [drafts, R, V] after each of the
+        `proposed` tokens [drafts, R], for as long as a row's are what was chosen.
+
+        Each is chosen as if its step were the only one: all settings hold, and tokens are those without drafts.
+        """
+        plan, slots, state = replace(plan, groups=0), rows.single, self.state.slots
+        for own_logits, token in zip(logits, proposed, strict=True):
+            s = slots.long()
+            chosen = state.tokens[s, state.lengths[s].long() - 1]
+            accepted = (chosen == token) & (state.finish[s] == RUNNING)
+            slots = torch.where(accepted, slots, self.state.padding_slot)
+            self.state.drafts.num_accepted.index_add_(0, s, accepted.int())
+            self.sample(own_logits, DecodeRows(slots, slots, None, rows.adapted), plan)
 
     def sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor | None:
         """Takes logits [R, V] -> where beams are searched their parents [G, W], by which the cache is to follow"""

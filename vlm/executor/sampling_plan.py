@@ -26,9 +26,10 @@ class SamplingPlan:
     processing: Processing = PLAIN
     logits: bool = False  # are logits kept?
     filtered: bool = False  # does a draw go by entropy or by probabilities alone?
+    drafts: int = 0  # tokens proposed for each row
 
     @classmethod
-    def from_sequences(cls, sequences: list[Sequence]) -> SamplingPlan:
+    def from_sequences(cls, sequences: list[Sequence], drafts: int = 0) -> SamplingPlan:
         single = [s.request.params for s in sequences if s.width == 1]
         searches = [s.request.params for s in sequences if s.width > 1]
         how = None
@@ -38,7 +39,7 @@ class SamplingPlan:
         top = any(p.top_logprobs for p in single)
         common = {
             "top": top, "processing": _processing(sequences), "filtered": any(p.filtered for p in single),
-            "logits": any(p.returns_logits for p in single),
+            "logits": any(p.returns_logits for p in single), "drafts": drafts,
         }  # fmt: skip
         if not searches:
             return cls(how, **common)

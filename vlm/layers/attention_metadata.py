@@ -45,7 +45,7 @@ class AttentionMetadata:
         raise NotImplementedError
 
     def sequences(self, start: int, end: int) -> AttentionMetadata:
-        """Returns the same of some sequences alone, each of which has a row."""
+        """Returns the same of some rows of a decode step alone; those of a sequence come in their order."""
         raise NotImplementedError
 
 
@@ -60,19 +60,22 @@ class PagedMetadata(AttentionMetadata):
     places: Tensor  # [R] int32: of each row in its sequence
     self_lengths: Tensor  # [R] int32: places + 1
     cross_lengths: Tensor | None = None  # [R] int32; None without cross-attention
-    tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: a row a sequence
+    tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: of a decode step
+    several: bool = False  # has a sequence more than one row of a decode step, which see those before?
 
     def self_attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
     ) -> Tensor:
         kv = self.cache.layer(layer)
-        if self.tiles is None:
+        if self.tiles is None and not self.several:
             new = NewTokens(k, v, self.places, angles)
             return step_attention(q, new, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
         if angles is None:
             kv_write(k, v, kv, self.self_tables, self.slots, self.places)
         else:
             q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
+        if self.tiles is None:
+            return paged_attention(q, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
         return prefill_attention(q, kv, self.self_tables, self.tiles, scale, bias)
 
     def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:

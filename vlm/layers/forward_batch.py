@@ -50,7 +50,7 @@ class ForwardBatch:
         )
 
     def sequences(self, start: int, end: int) -> ForwardBatch:
-        """Returns the same of some sequences alone, each of which has a row."""
+        """Returns the same of some rows of a decode step alone."""
         if self.prompt_embeds is None:
             embeds = None
         else:

@@ -180,6 +180,11 @@ class SamplingOptions:
         convert=values.to_ends, model_key="forced_eos_token_id",
     )  # fmt: skip
     ignore_eos: bool = end(False, "Go on after the end token, up to the full length.", openai=Offer())
+    prompt_lookup_num_tokens: int | None = setting(
+        "Drafts", None, "Tokens that are proposed for the output in a decode step, at most, where --num-speculative-tokens"
+        " lets them be: it changes no token; 0: none.",
+        default="--num-speculative-tokens", allowed=at_least(0), openai=Offer(allowed=Range(0, 2**31)), kserve=Offer(),
+    )  # fmt: skip
     num_beams: int = beam(
         1, "Above 1: beam search of this width.", allowed=at_least(1), openai=Offer(allowed=Range(1, MAX_BEAMS)),
         kserve=Offer("beam_width"), model_key="num_beams",

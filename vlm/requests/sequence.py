@@ -51,6 +51,7 @@ class Sequence:
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
+    max_drafts: int = 0  # tokens that are proposed for it in a step
 
     # where it is: the scheduler's
     status: SequenceStatus = SequenceStatus.WAITING
@@ -60,7 +61,7 @@ class Sequence:
     cross_blocks: list[int] = field(default_factory=list)
     pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet planned
     keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
-    scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run
+    scheduled: int = 0  # upper bound of len(tokens), or beyond max_length, once every launched burst has run
     preemptions: int = 0
     first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
 
@@ -68,6 +69,9 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)  # of each generated token
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # likewise, where they were asked for
     hypotheses: tuple[Hypothesis, ...] = ()  # of a beam search, once it has ended
+    num_drafted: int = 0  # tokens that were proposed,
+    num_accepted: int = 0  # … and those of them that were chosen
+    draft_gain: float = 1.0  # of drafts, in tokens a step: see vlm.engine.drafting
     finish_reason: str = ""  # once it has finished
 
     def __post_init__(self) -> None:
@@ -149,6 +153,8 @@ class Sequence:
             context_logits=context_logits,
             generation_logits=generation_logits,
             preemptions=self.preemptions,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
             first_scheduled_time=self.first_scheduled_time,
         )
 

@@ -36,6 +36,8 @@ class Completion:
     context_logits: Tensor | None  # [prompt, vocab] float32: of every token of the decoder's prompt
     generation_logits: Tensor | None  # [new, vocab] float32: each token's, as the model gave them
     preemptions: int
+    num_drafted: int  # tokens that prompt lookup proposed,
+    num_accepted: int  # … and those of them that are in the output
     first_scheduled_time: float  # time.perf_counter() when it first left the queue; 0: it never did
 
     @property
