@@ -71,7 +71,7 @@ class Invented:
     def release(self, sequence):
         assert sequence.status is not SequenceStatus.FINISHED
 
-    def launch(self, sequences, steps):
+    def launch(self, sequences, steps, drafts):
         rows = []
         for s in sequences:
             assert len(s.slots) == len(s.self_blocks) == s.width and not s.pending_chunks
@@ -80,8 +80,8 @@ class Invented:
             for blocks in s.self_blocks:
                 assert len(blocks) * 4 >= min(s.scheduled, s.max_length), "too few blocks for the burst"
                 self._check(blocks, s.tokens[:-1])
-            rows.append(self._run(s, steps))
-        return FakeBurst(list(sequences), rows)
+            rows.append(self._run(s, steps, min(drafts, s.max_drafts)))
+        return FakeBurst(list(sequences), rows, steps, drafts)
 
     def _write(self, blocks, tokens, position):
         self.cells[blocks[position // 4], position % 4] = tuple(tokens[: position + 1])
@@ -94,25 +94,31 @@ class Invented:
         found = [self.slots[s.slot][1][s.prompt_length :] for s in sequences]
         return [[Hypothesis(tokens, [float(t) for t in tokens], 1.0)] for tokens in found]
 
-    def _run(self, s, steps):
+    def _run(self, s, steps, drafts):
         _, tokens, code, stops = state = self.slots[s.slot]
-        first = len(tokens)
+        first, accepted = len(tokens), s.num_accepted
         for _ in range(steps):
+            proposed = min(drafts, s.max_length - len(tokens) - 1)
             if s.width == 1:
                 self._check(s.self_blocks[0], tokens[:-1])
-                self._write(s.self_blocks[0], tokens, len(tokens) - 1)
-            if code:
-                continue
-            tokens.append(token_at(s.seed, len(tokens)))
-            code = STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
+                for position in range(len(tokens) - 1, len(tokens) + proposed):
+                    self._write(s.self_blocks[0], [*tokens, *[-1] * proposed], position)
+            right = (s.seed + len(tokens)) % (proposed + 1) if not code else 0
+            for n in range(right + 1):
+                if code:
+                    break
+                accepted += n > 0
+                self._write(s.self_blocks[0], tokens, len(tokens) - 1) if s.width == 1 else None
+                tokens.append(token_at(s.seed, len(tokens)))
+                code = STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
         state[2] = code
-        new = tokens[first:] + [0] * (steps - len(tokens) + first)
-        return StepOutput(len(tokens), code, new, [float(t) for t in new])
+        new = tokens[first:] + [0] * (steps * (1 + drafts) - len(tokens) + first)
+        return StepOutput(len(tokens), code, new, [float(t) for t in new], num_accepted=accepted)
 
 
 class FakeBurst:
-    def __init__(self, sequences, rows):
-        self.sequences, self.rows = sequences, rows
+    def __init__(self, sequences, rows, steps, drafts):
+        self.sequences, self.rows, self.steps, self.drafts = sequences, rows, steps, drafts
 
     def collect(self):
         return self.rows
@@ -133,12 +139,12 @@ def expected(seed: int, prompt: int, new: int) -> list[int]:
 
 def engine(
     num_self: int, slots: int, burst: int, asynchronous: bool, config=CONFIG, max_prefill_tokens: int = 8192,
-    batch_invariant: bool = False,
+    batch_invariant: bool = False, drafts: int = 0,
 ) -> LLMEngine:  # fmt: skip
     alone = not config.cross_attention
     schedule = SchedulerConfig(
         slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone and not batch_invariant,
-        max_adapters=2, batch_invariant=batch_invariant,
+        max_adapters=2, batch_invariant=batch_invariant, num_speculative_tokens=drafts,
     )  # fmt: skip
     return LLMEngine(
         Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
@@ -164,17 +170,20 @@ JOBS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(
     JOBS, st.integers(14, 50), st.integers(1, 6), st.sampled_from([1, 3, 4, 16]), st.booleans(),
-    st.sampled_from([CONFIG, ALONE]), st.sampled_from([3, 7, 100]), st.booleans(),
+    st.sampled_from([CONFIG, ALONE]), st.sampled_from([3, 7, 100]), st.booleans(), st.sampled_from([0, 1, 4]),
 )  # fmt: skip
 def test_tokens_do_not_depend_on_company_and_blocks_balance(
-    jobs, num_self, slots, burst, asynchronous, config, max_prefill_tokens, batch_invariant
+    jobs, num_self, slots, burst, asynchronous, config, max_prefill_tokens, batch_invariant, drafts
 ):
-    llm = engine(num_self, slots, burst, asynchronous, config, max_prefill_tokens, batch_invariant)
+    llm = engine(num_self, slots, burst, asynchronous, config, max_prefill_tokens, batch_invariant, drafts)
     pending, ids, done, aborted = list(jobs), {}, {}, set()
     for turn in range(2000):
         while pending and pending[0][4] <= turn:
             seed, prompt, new, rows, _, abort, beams = pending.pop(0)
-            params = SamplingParams(max_new_tokens=min(new, 40 - prompt), seed=seed, num_beams=beams)
+            own_drafts = None if seed % 3 else min(seed % 2, drafts)
+            params = SamplingParams(
+                max_new_tokens=min(new, 40 - prompt), seed=seed, num_beams=beams, prompt_lookup_num_tokens=own_drafts
+            )
             # prompts begin alike, but for a few
             tokens = (5 + seed % 3,) * (prompt - 1) + (seed % 2,)
             output = torch.zeros(rows, 8) if config.cross_attention else None

@@ -8,6 +8,7 @@ import torch
 import vlm
 from tests.server_kit import EXAMPLES, is_empty
 from vlm.api.warm_up import warm_up
+from vlm.config import RuntimeConfig
 
 SOURCES = {
     "mini-t5": {"text": "summarize: The old ship is small."},
@@ -16,13 +17,13 @@ SOURCES = {
 }
 
 
-def launched(pipeline, monkeypatch) -> set[tuple[int, bool]]:
-    """(rows, are they sampled?) of every burst, as they come"""
+def launched(pipeline, monkeypatch) -> set[tuple[int, bool, int]]:
+    """(rows, are they sampled?, drafts) of every burst, as they come"""
     seen, launch = set(), pipeline.llm.executor.launch
 
-    def noted(sequences, steps):
-        seen.add((len(sequences), any(s.request.params.temperature > 0 for s in sequences)))
-        return launch(sequences, steps)
+    def noted(sequences, steps, drafts):
+        seen.add((len(sequences), any(s.request.params.temperature > 0 for s in sequences), drafts))
+        return launch(sequences, steps, drafts)
 
     monkeypatch.setattr(pipeline.llm.executor, "launch", noted)
     return seen
@@ -45,9 +46,16 @@ def test_every_size_is_decoded_and_nothing_stays(model, monkeypatch):
     expected = pipeline.generate(SOURCES[model], max_new_tokens=6).token_ids
     seen, steps = launched(pipeline, monkeypatch), []
     warm_up(pipeline, lambda what, done, total: steps.append((done, total)))
-    assert seen == {(size, sampled) for size in (1, 2, 3) for sampled in (False, True)}
+    assert seen == {(size, sampled, 0) for size in (1, 2, 3) for sampled in (False, True)}
     assert steps == [(0, 3), (1, 3), (2, 3)] and is_empty(pipeline)
     assert pipeline.generate(SOURCES[model], max_new_tokens=6).token_ids == expected
+
+
+def test_steps_with_drafts_and_without(monkeypatch):
+    pipeline = vlm.load("mini-t5", runtime=RuntimeConfig(device="cpu", max_batch_size=2, num_speculative_tokens=3))
+    seen = launched(pipeline, monkeypatch)
+    warm_up(pipeline)
+    assert seen == {(size, sampled, drafts) for size in (1, 2) for sampled in (False, True) for drafts in (0, 3)}
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch):
@@ -59,10 +67,10 @@ def test_what_does_not_fit_is_left_out(monkeypatch):
     full = vlm.load("mini-t5", device="cpu")
     launch = full.llm.executor.launch
 
-    def scarce(sequences, steps):
+    def scarce(sequences, steps, drafts):
         if len(sequences) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return launch(sequences, steps)
+        return launch(sequences, steps, drafts)
 
     monkeypatch.setattr(full.llm.executor, "launch", scarce)
     warm_up(full)

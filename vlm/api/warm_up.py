@@ -30,7 +30,10 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     executor = pipeline.llm.executor
     sizes = sorted({executor.padded_batch_size(n) for n in range(1, most + 1)})
     numbers = itertools.count()
-    ways = [*WAYS, *({**way, "lora": 0} for way in WAYS if pipeline.adapters)]  # rows with adapters have other graphs
+    # rows with adapters have other graphs, and steps without drafts
+    ways = [*WAYS, *({**way, "lora": 0} for way in WAYS if pipeline.adapters)]
+    if pipeline.llm.scheduler.config.num_speculative_tokens:
+        ways += [{**way, "prompt_lookup_num_tokens": 0} for way in ways]
     for count, size in enumerate(sizes):
         if progress:
             progress("Warming up", count, len(sizes))
