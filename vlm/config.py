@@ -278,8 +278,8 @@ class RuntimeConfig(Config):
         default="as the engine computes", allowed=one_of(*KV_CACHE_DTYPES),
     )  # fmt: skip
     num_speculative_tokens: int = option(
-        0, "Tokens that are proposed for a sequence in a decode step, at most, by prompt lookup (n-grams of its own text"
-        " and of its encoder's), and verified in one pass; outputs stay the same. 0: none.",
+        0, "Tokens that prompt lookup proposes for an output in a decode step, at most: what followed the same words in"
+        " its own text or the encoder's. One pass verifies them, and outputs stay the same. 0: none.",
         allowed=Range(0, MAX_SPECULATIVE_TOKENS, words=f"it must be between 0 (off) and {MAX_SPECULATIVE_TOKENS}"),
     )  # fmt: skip
     batch_invariant: bool = option(
@@ -314,8 +314,6 @@ class RuntimeConfig(Config):
         errors = [*errors_of(self, ",")]
         if self.devices is not None and self.device != type(self).device:
             errors.append("device and devices are both given, leave one of the two out")
-        if self.batch_invariant and self.num_speculative_tokens:
-            errors.append("batch_invariant and num_speculative_tokens exclude each other, leave one of the two out")
         errors += _adapter_errors(self.lora)
         if errors:
             raise ConfigError("; ".join(errors) + ".")
@@ -327,10 +325,11 @@ class RuntimeConfig(Config):
 
     def on(self, device_type: str) -> RuntimeConfig:
         """Returns what holds on a type of device: the CPU is never batch-invariant; a GPU that is takes each text and
-        each prompt in passes of its own, and keeps nothing of them for another one."""
+        each prompt in passes of its own, keeps nothing of them for another one, and drafts nothing: a step's rows would
+        be more at times."""
         if not self.batch_invariant or device_type == "cpu":
             return replace(self, batch_invariant=False)
-        return replace(self, max_encoder_tokens=1, prefix_sharing=False)
+        return replace(self, max_encoder_tokens=1, prefix_sharing=False, num_speculative_tokens=0)
 
 
 def _adapter_errors(lora: tuple[str, ...]) -> list[str]:

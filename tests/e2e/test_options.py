@@ -66,6 +66,7 @@ ELSEWHERE = {
     "top_logprobs",
     "forced_bos_token_id",
     "include_stop_str_in_output",
+    "prompt_lookup_num_tokens",
 }  # have tests of their own below
 
 
@@ -184,6 +185,15 @@ def test_log_probabilities_in_json(loaded, folders):
         assert [max(place.values()) for place in row["top_logprobs"]] == pytest.approx(row["logprobs"])
 
 
+def test_drafts_change_no_output(folders):
+    asked = ("generate", PROMPT, "--model", folders["llama"], "--device", "cpu", "--ignore-eos", "--max-new-tokens", 40)
+    plain = call(*asked).stdout
+    for drafts in ([], ["--prompt-lookup-num-tokens", 0], ["--prompt-lookup-num-tokens", 2]):
+        assert call(*asked, "--num-speculative-tokens", 3, *drafts).stdout == plain != ""
+    result = call(*asked, "--prompt-lookup-num-tokens", 2)
+    assert result.exit_code == 1 and "or give --num-speculative-tokens 2" in result.stderr
+
+
 def test_the_first_token_of_an_encoder_decoder(folders):
     model = ("--model", folders["t5"], "--device", "cpu", "--max-new-tokens", 4, "--prefix", "")
     plain = call("translate", PROMPT, *model).stdout.split()
@@ -201,7 +211,7 @@ VERBS = [
 GIVEN = {
     "device": "cpu", "dtype": "float32", "backend": "torch", "max_batch_size": 3, "max_seq_len": 40,
     "max_encoder_input_len": 30, "threads": 2, "kv_cache_free_gpu_memory_fraction": 0.4, "cross_kv_cache_fraction": 0.3,
-    "batch_invariant": True, "kv_cache_dtype": "int8",
+    "batch_invariant": True, "kv_cache_dtype": "int8", "num_speculative_tokens": 4,
 }  # fmt: skip
 
 

@@ -196,5 +196,10 @@ def test_more_than_the_engine_proposes_is_refused(tmp_path):
     pipe = load(engine_dir(tiny.gpt2(), tmp_path), 2)
     with pytest.raises(LimitError, match="proposes 2 tokens a step at most; leave it out, or give --num-speculative"):
         pipe.generate(decoder_prompt_token_ids=[5], prompt_lookup_num_tokens=3)
-    with pytest.raises(ConfigError, match="batch_invariant and num_speculative_tokens exclude each other"):
-        RuntimeConfig(batch_invariant=True, num_speculative_tokens=1)
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 17, it must be between 0"):
+        RuntimeConfig(num_speculative_tokens=17)
+
+
+def test_a_batch_invariant_gpu_drafts_nothing():
+    runtime = RuntimeConfig(batch_invariant=True, num_speculative_tokens=4)
+    assert runtime.on("cuda").num_speculative_tokens == 0 and runtime.on("cpu").num_speculative_tokens == 4

@@ -50,7 +50,7 @@ class Admission:
         return sequence
 
     def _max_drafts(self, params: SamplingParams) -> int:
-        """Returns how many tokens are proposed for a sequence in a step, at most. A search's beams go their own ways."""
+        """Returns how many tokens are proposed for a sequence in a step, at most; for a search's beams none."""
         most, asked_for = self.num_speculative_tokens, params.prompt_lookup_num_tokens
         if asked_for is not None and asked_for > most:
             raise LimitError(

@@ -11,8 +11,7 @@ from torch import Tensor
 from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import Hypothesis
 
-
-HEAD = 4  # of a result: length, finish code, tokens drafted and accepted
+HEAD = 4  # integers before a result's tokens: length, finish code, tokens drafted and accepted
 
 
 class StepOutput(NamedTuple):
@@ -48,7 +47,7 @@ class DecodeBurst:
         end = (self.result.shape[1] + HEAD) // 2
         logprobs = self.result[:, end:].contiguous().view(torch.float32).tolist()
         rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
-        return [StepOutput(*r[:2], r[HEAD:end], p, top, logits, *r[2:HEAD]) for r, p, top, logits in rows]
+        return [StepOutput(r[0], r[1], r[HEAD:end], p, top, logits, r[2], r[3]) for r, p, top, logits in rows]
 
     def _logits(self) -> list[Tensor | None]:
         logits = iter(() if self.logits is None else self.logits)

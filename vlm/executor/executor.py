@@ -189,7 +189,8 @@ class Executor:
         """Starts the copy of a burst's results to the host."""
         state, drafts, most_new = self.state.slots, self.state.drafts, steps * (1 + plan.drafts)
         at = (start[:, None] + torch.arange(most_new, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
-        head = torch.stack([x[slots] for x in (state.lengths, state.finish, drafts.num_drafted, drafts.num_accepted)], 1)
+        counts = (state.lengths, state.finish, drafts.num_drafted, drafts.num_accepted)
+        head = torch.stack([each[slots] for each in counts], 1)
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
         top = self.state.top[slots[:, None], at] if plan.top else None

@@ -181,9 +181,9 @@ class SamplingOptions:
     )  # fmt: skip
     ignore_eos: bool = end(False, "Go on after the end token, up to the full length.", openai=Offer())
     prompt_lookup_num_tokens: int | None = setting(
-        "Drafts", None, "Tokens that are proposed for the output in a decode step, at most, where --num-speculative-tokens"
-        " lets them be: it changes no token; 0: none.",
-        default="--num-speculative-tokens", allowed=at_least(0), openai=Offer(allowed=Range(0, 2**31)), kserve=Offer(),
+        "Drafts", None, "Tokens that prompt lookup proposes for this output in a decode step, at most; it changes none"
+        " of them. 0: none.",
+        default="--num-speculative-tokens", allowed=count(31), openai=Offer(), kserve=Offer(),
     )  # fmt: skip
     num_beams: int = beam(
         1, "Above 1: beam search of this width.", allowed=at_least(1), openai=Offer(allowed=Range(1, MAX_BEAMS)),

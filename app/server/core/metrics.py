@@ -31,6 +31,8 @@ class Metrics:
         self.token = Histogram("vlm_inter_token_seconds", "Between tokens of an output.", buckets=TOKEN, **options)
         self.prompt_tokens = Counter("vlm_prompt_tokens", "Tokens and image rows read.", **options)
         self.tokens = Counter("vlm_generated_tokens", "Tokens generated; their rate is tokens a second.", **options)
+        self.drafted = Counter("vlm_drafted_tokens", "Tokens that prompt lookup proposed.", **options)
+        self.accepted = Counter("vlm_accepted_tokens", "Those of them that were right.", **options)
         self.preemptions = Counter("vlm_preemptions", "Outputs put back because the KV cache was full.", **options)
         self.loop_stops = Counter("vlm_loop_stops", "Outputs ended because they repeated themselves.", **options)
         self.rejections = Counter("vlm_rejected_requests", "Requests refused with 429.", **options)
@@ -40,6 +42,8 @@ class Metrics:
         """Counts a request that has ended, an aborted one too."""
         self.outputs.labels(model, completion.finish_reason).inc()
         self.preemptions.labels(model).inc(completion.preemptions)
+        self.drafted.labels(model).inc(completion.num_drafted)
+        self.accepted.labels(model).inc(completion.num_accepted)
         self.loop_stops.labels(model).inc(completion.finish_reason == "loop")
         self.tokens.labels(model).inc(len(completion.token_ids))
         self.prompt_tokens.labels(model).inc(completion.prompt_tokens)
