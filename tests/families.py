@@ -20,6 +20,8 @@ MODELS = {
     "marian": lambda: tiny.marian(),
     "opt": lambda: tiny.opt(seed=2),
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
+    "qwen2": lambda: tiny.llama(seed=3, kind="qwen2", num_key_value_heads=2),
+    "qwen3": lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2),
     "gpt2": lambda: tiny.gpt2(seed=1),
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),

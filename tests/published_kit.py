@@ -107,6 +107,8 @@ SMALL = {
     "marian": Small(_BART, _BART_PRESENT | {"decoder_vocab_size": VOCAB}, model="MarianMTModel", spread=0.4),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
+    "qwen2": Small(_LLAMA, _LLAMA_PRESENT, model="Qwen2ForCausalLM"),
+    "qwen3": Small(_LLAMA, _LLAMA_PRESENT, model="Qwen3ForCausalLM"),
     "gpt2": Small(_GPT2, _GPT2_PRESENT, model="GPT2LMHeadModel"),
     "gpt_bigcode": Small(_GPT2, _GPT2_PRESENT, model="GPTBigCodeForCausalLM"),
     "opt": Small(_OPT, _OPT_PRESENT, model="OPTForCausalLM"),

@@ -27,6 +27,7 @@ TEXT = {
     "marian": (lambda: tiny.marian(), ATTENTION, FFN),
     "opt": (lambda: tiny.opt(seed=2), ATTENTION, FFN),
     "llama": (lambda: tiny.llama(seed=3, num_key_value_heads=2), ATTENTION, ["up_proj", "down_proj", "k_proj"]),
+    "qwen3": (lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2), ATTENTION, ["k_proj"]),
     "gpt2": (lambda: tiny.gpt2(seed=1), ["c_attn"], ["c_fc", "c_proj"]),
     "gpt_bigcode of many heads": (lambda: tiny.gpt2(multi_query=False), ["c_attn"], ["c_fc", "c_proj"]),
 }
