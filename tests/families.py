@@ -25,6 +25,7 @@ MODELS = {
     "gpt2": lambda: tiny.gpt2(seed=1),
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
+    "lighton-ocr": lambda: tiny.lighton_ocr(seed=1),
     "blip2-opt": lambda: tiny.blip2("opt", seed=1),
     "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
 }

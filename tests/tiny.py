@@ -14,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTBigCodeConfig,
     GPTBigCodeForCausalLM,
+    LightOnOcrConfig,
+    LightOnOcrForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -301,3 +303,17 @@ def blip2(language: str = "opt", seed: int = 0, spread: float = 0.25, tower: dic
     model = Blip2ForConditionalGeneration(config)
     model.generation_config.decoder_start_token_id = 0
     return pull_apart(model, seed, spread, end=2)
+
+
+def lighton_ocr(seed: int = 0, spread: float = 0.3, tower: dict | None = None, text: dict | None = None, **options):
+    """Random LightOnOcrForConditionalGeneration over images of up to 56 pixels; id 59 is the image's placeholder."""
+    shape = _tower(num_hidden_layers=2, image_size=56) | {"model_type": "pixtral", "hidden_act": "silu"}
+    words = {"model_type": "qwen3", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+             "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+             "tie_word_embeddings": True}  # fmt: skip
+    config = LightOnOcrConfig(
+        vision_config=shape | (tower or {}), text_config=words | (text or {}), **{"image_token_id": 59} | options
+    )
+    torch.manual_seed(seed)
+    return pull_apart(LightOnOcrForConditionalGeneration(config), seed, spread, end=2)

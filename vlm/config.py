@@ -263,7 +263,9 @@ class RuntimeConfig(Config):
         None, "Sequences decoded at once, at most.", cli=False, allowed=at_least(1), default="as built"
     )
     max_encoder_batch_size: int = option(8, "Images encoded in one pass.", cli=False, allowed=at_least(1))
-    max_encoder_tokens: int = option(16384, "Tokens of texts encoded in one pass.", cli=False, allowed=at_least(1))
+    max_encoder_tokens: int = option(
+        16384, "Tokens of texts, or patches of images of any size, encoded in one pass.", cli=False, allowed=at_least(1)
+    )
     max_prefill_tokens: int = option(
         8192, "Tokens of prompts between two bursts; longer ones are taken in chunks.", cli=False, allowed=at_least(1)
     )

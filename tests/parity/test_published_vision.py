@@ -142,7 +142,7 @@ KIN = {
     "llava_next": ({"model_type": "llava_next"}, r"is LLaVA-1\.6 .*--model llava-hf/llava-1\.5-7b-hf"),
     "vipllava": ({"model_type": "vipllava"}, "is ViP-LLaVA"),
     "instructblip": ({"model_type": "instructblip"}, r"is InstructBLIP .*BLIP-2 \(--model Salesforce/blip2"),
-    "interleave": ({"model_type": "llava", "text_config": {"model_type": "qwen2"}}, "model_type is 'qwen2'"),
+    "interleave": ({"model_type": "llava", "text_config": {"model_type": "gemma"}}, "model_type is 'gemma'"),
     "pixtral": ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}, "text_config": MISTRAL},
                 "model_type is 'pixtral'"),
     "vit and gpt2": ({"model_type": "vision-encoder-decoder", "encoder": {"model_type": "vit"},

@@ -10,6 +10,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
+from vlm.ops.rotary import rotate
 
 
 class Attention(nn.Module):
@@ -66,9 +67,14 @@ class EncoderAttention(Attention):
         self.qkv_heads = self.heads(self.qkv)
         self.producers = {"out": Producer("qkv", "v")}
 
-    def forward(self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None) -> Tensor:
-        """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
+    def forward(
+        self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None, *, angles: Tensor | None = None
+    ) -> Tensor:
+        """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of
+        rotary positions -> [R, hidden]"""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
         if batch.recorder is not None and batch.recorder.keep_attentions:
             weights = batch.attention.attention_weights(q, k, scale=self.scale, bias=bias)
             batch.recorder.attentions.append(weights)
