@@ -120,6 +120,11 @@ class VisionConfig(Config):
         return (height, width) == tuple(self.image_size)
 
     @property
+    def usual_size(self) -> tuple[int, int]:
+        """(height, width) of an image as people bring them: what is measured, and warmed up for."""
+        return self.image_size
+
+    @property
     def shapes(self) -> str:
         """Returns the shapes of pixel values that are read, as errors name them."""
         return str((self.num_channels, *self.image_size))

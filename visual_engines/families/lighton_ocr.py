@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vlm.registry.images import ImageProcessorSpec, Settings
@@ -19,7 +20,7 @@ TEMPLATE = (
 )
 
 
-def is_lighton(config: dict[str, Any]) -> bool:
+def is_lighton(config: Mapping[str, Any]) -> bool:
     """Knows the first folders, too, which name Mistral 3's model_type and a class of LightOn's."""
     names = config.get("architectures") or []
     return config.get("model_type") == "lighton_ocr" or any("LightOnOCR" in str(name) for name in names)

@@ -37,6 +37,12 @@ class LightOnVisionConfig(PatchedVisionConfig):
     def hidden_size(self) -> int:
         return self.text_width
 
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """That of an upright page of A4, as long as the model takes it."""
+        square = self.patch_size * self.merge_size
+        return self.image_size[0], max(square, round(self.image_size[0] / 2**0.5 / square) * square)
+
 
 def parse(hf: dict[str, Any]) -> LightOnVisionConfig:
     """Reads a whole Hugging Face `lighton_ocr` configuration. Raises ConfigError that names every field it cannot
