@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-
-import numpy as np
 import pytest
 import torch
 from PIL import Image as Picture
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import pad
-from transformers import LightOnOcrProcessor, PixtralImageProcessor, PreTrainedTokenizerFast
 
-from tests import tiny
+from tests import lighton_kit, tiny
 from tests.engines import engine_dir
 from tests.parity.cases import parity
-from tests.published_kit import FOLDER
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -184,49 +177,12 @@ def test_sizes_out_of_range(case):
 
 
 # --- pictures and words, as the published processor has them ---
-PUBLISHED = "lightonai__LightOnOCR-2-1B__Moobbot"
-IMAGE, BREAK, END = "<|image_pad|>", "<|vision_pad|>", "<|vision_end|>"
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", BREAK, END, IMAGE]
-WORDS = ["[UNK]", "\n", "system", "user", "assistant", "read", "this", "page"]
-EOS = (len(WORDS) + 2, len(WORDS))
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A small model with the publication's processor, and a tokenizer of few words."""
-    folder = tmp_path_factory.mktemp("published") / "hf"
-    tower = {"image_size": 1540, "patch_size": 14, "num_hidden_layers": 1}
-    mark = len(WORDS) + SPECIAL.index(IMAGE)
-    model = tiny.lighton_ocr(tower=tower, text={"max_position_embeddings": 16384}, image_token_id=mark)
-    model.save_pretrained(folder)
-    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*WORDS, *SPECIAL])}, "[UNK]"))
-    fast.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
-    fast.add_special_tokens(SPECIAL)
-    names = {"image_token": IMAGE, "image_break_token": BREAK, "image_end_token": END}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=fast, eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=names
-    )
-    tokenizer.save_pretrained(folder)
-    for file in ("processor_config.json", "chat_template.jinja"):
-        shutil.copy(FOLDER / PUBLISHED / file, folder)
-    generation = json.loads((FOLDER / PUBLISHED / "generation_config.json").read_text())
-    generation |= {"eos_token_id": EOS, "bos_token_id": EOS[1], "pad_token_id": EOS[1]}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    settings = json.loads((folder / "processor_config.json").read_text())["image_processor"]
-    processor = LightOnOcrProcessor(
-        PixtralImageProcessor(**{k: v for k, v in settings.items() if v is not None}),
-        tokenizer,
-        chat_template=(folder / "chat_template.jinja").read_text(),
-    )
-    checkpoint = convert_folder(folder, folder.parent / "checkpoint")
-    return model, processor, build_engine(checkpoint, folder.parent / "engine", BuildConfig(max_batch_size=4))
-
-
-def pictures() -> list[Picture.Image]:
-    """Pages beyond and below the model's size, one with a patch left over at each side."""
-    random = np.random.default_rng(0)
-    sizes = ((1700, 1203), (200, 310), (99, 71))
-    return [Picture.fromarray(random.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
+    folder = tmp_path_factory.mktemp("published")
+    model = lighton_kit.save(folder / "hf")
+    checkpoint = convert_folder(folder / "hf", folder / "checkpoint")
+    return model, lighton_kit.processor(), build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
 
 
 CONTENTS = {
@@ -240,7 +196,7 @@ CONTENTS = {
 def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
     _, processor, engine = published
     pipe = Pipeline(engine, cpu())
-    for picture in pictures():
+    for picture in lighton_kit.pictures():
         messages = [{"role": "user", "content": CONTENTS[kind](picture)}]
         text = processor.apply_chat_template(messages, add_generation_prompt=True)
         inputs = processor(text=text, images=None if kind == "words alone" else [picture], return_tensors="pt")
@@ -255,14 +211,16 @@ def test_a_page_needs_no_words(published):
     """An image is asked about as the model was trained: alone in the user's turn."""
     model, processor, engine = published
     pipe = Pipeline(engine, cpu())
-    small = pictures()[1:]
+    small = lighton_kit.pictures()[1:]
     messages = [[{"role": "user", "content": [{"type": "image", "image": picture}]}] for picture in small]
     outs = pipe.generate([{"images": [picture]} for picture in small], max_new_tokens=5, do_sample=False)
     for picture, turn, out in zip(small, messages, outs, strict=True):
         text = processor.apply_chat_template(turn, add_generation_prompt=True)
         inputs = processor(text=text, images=[picture], return_tensors="pt")
         with torch.no_grad():
-            ids = model.generate(**inputs, max_new_tokens=5, do_sample=False, eos_token_id=list(EOS), pad_token_id=0)
+            ids = model.generate(
+                **inputs, max_new_tokens=5, do_sample=False, eos_token_id=lighton_kit.ENDS, pad_token_id=0
+            )
         found = ids[0, inputs["input_ids"].shape[1] :].tolist()
         assert out.token_ids == found[: len(out.token_ids)] and len(out.token_ids) in (len(found), 5)
 
@@ -274,7 +232,7 @@ def test_the_family_writes_what_the_publication_writes(published):
 
     parts = [{"type": "image"}, {"type": "text", "text": "read"}]
     turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "page"}]
-    published_template = (FOLDER / PUBLISHED / "chat_template.jinja").read_text()
+    published_template = (lighton_kit.PUBLISHED / "chat_template.jinja").read_text()
     for messages in (turns, [{"role": "system", "content": "this"}, turns[0]], turns[:1]):
         rendered = [
             render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0]
