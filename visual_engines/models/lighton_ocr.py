@@ -19,6 +19,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.patches import PatchedVisionConfig
+from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 
 
@@ -79,6 +80,7 @@ class LightOnVision(nn.Module):
         self.merge = Linear(merged, width, bias=False, context=context)
         self.up = Linear(width, {"up": config.text_width}, bias=False, axis="column", context=context)
         self.down = Linear(config.text_width, config.text_width, bias=False, axis="row", context=context)
+        self.producers = {"up": Producer("merge", "out")}
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the configuration and is not stored."""
