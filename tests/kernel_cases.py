@@ -192,6 +192,8 @@ def rotary(device: torch.device) -> None:
         slots, positions = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device), _ints(32, rows).to(device)
         parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
         angles = torch.randn(rows, 2, half, device=device)
+        for part in parts:
+            torch.testing.assert_close(rotary_kernel.rotate(part, angles), rotary_op.rotate(part, angles))
         for dtype in KINDS:
             ours, theirs = (_empty(SLOTS * 4, kv_heads, 8, dim, dtype, device) for _ in range(2))
             want = rotary_op.reference(*parts, angles, theirs, tables, slots, positions)

@@ -10,7 +10,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
-from vlm.ops.rotary import rotate
+from vlm.ops.rotary import rotary
 
 
 class Attention(nn.Module):
@@ -72,9 +72,12 @@ class EncoderAttention(Attention):
     ) -> Tensor:
         """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of
         rotary positions -> [R, hidden]"""
-        q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
+        rows = self.qkv(x, batch)
+        q, k, v = self.split(rows, self.qkv_heads)
         if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
+            both = sum(self.qkv_heads[:2])
+            turned = rotary(rows.view(len(rows), -1, self.head_dim)[:, :both], angles)
+            q, k = turned.split(self.qkv_heads[:2], 1)
         if batch.recorder is not None and batch.recorder.keep_attentions:
             weights = batch.attention.attention_weights(q, k, scale=self.scale, bias=bias)
             batch.recorder.attentions.append(weights)
