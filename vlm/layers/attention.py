@@ -10,6 +10,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
+from vlm.ops.qk_norm import qk_norm
 from vlm.ops.rotary import rotary
 
 
@@ -127,7 +128,7 @@ class SelfAttention(Attention):
         positions -> [R, hidden]; the rows' keys and values enter the cache first."""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         if self.has_norms:
-            q, k = self.q_norm(q)[1], self.k_norm(k)[1]
+            q, k = qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         mixed = batch.attention.self_attention(self.layer, q, k, v, scale=self.scale, bias=bias, angles=angles)
         return self.out(mixed.flatten(1), batch)
 
