@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_engines.families import bart, fairseq, gpt2, llama, m2m100, marian, nemo, opt, t5
+from llm_engines.families import bart, fairseq, gpt2, llama, m2m100, marian, nemo, opt, qwen, t5
 from llm_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -23,6 +23,7 @@ FAMILIES = (
     marian.MARIAN,
     fairseq.FAIRSEQ,
     llama.LLAMA,
+    qwen.QWEN,
     opt.OPT,
     gpt2.GPT2,
 )

@@ -12,6 +12,7 @@ from tests import tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm_app.reference.huggingface import image_inputs
 
 BASE, QUESTION = None, [7, 21, 9, 33]
 FEW = {  # limits, and too few blocks for all sequences at once
@@ -99,7 +100,7 @@ def answer(model, pixels: torch.Tensor, rows: int, new: int, *, has_encoder: boo
     """Hugging Face's tokens about an image of so many rows."""
     ids = torch.tensor([[59] * rows + QUESTION])
     options = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": new}
-    inputs = {"input_ids": ids, "pixel_values": pixels, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **image_inputs(model, pixels)}
     out = model.generate(**inputs, **options)[0].tolist()[1 if has_encoder else ids.shape[1] :]
     return out[: out.index(2) + 1] if 2 in out else out
 

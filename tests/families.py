@@ -20,9 +20,12 @@ MODELS = {
     "marian": lambda: tiny.marian(),
     "opt": lambda: tiny.opt(seed=2),
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
+    "qwen2": lambda: tiny.llama(seed=3, kind="qwen2", num_key_value_heads=2),
+    "qwen3": lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2),
     "gpt2": lambda: tiny.gpt2(seed=1),
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
+    "lighton-ocr": lambda: tiny.lighton_ocr(seed=1),
     "blip2-opt": lambda: tiny.blip2("opt", seed=1),
     "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
 }

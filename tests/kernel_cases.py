@@ -39,6 +39,7 @@ from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
+from vlm.ops.kernels import qk_norm as qk_norm_kernel
 from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
@@ -192,12 +193,23 @@ def rotary(device: torch.device) -> None:
         slots, positions = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device), _ints(32, rows).to(device)
         parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
         angles = torch.randn(rows, 2, half, device=device)
+        for part in parts:
+            torch.testing.assert_close(rotary_kernel.rotate(part, angles), rotary_op.rotate(part, angles))
         for dtype in KINDS:
             ours, theirs = (_empty(SLOTS * 4, kv_heads, 8, dim, dtype, device) for _ in range(2))
             want = rotary_op.reference(*parts, angles, theirs, tables, slots, positions)
             found = rotary_kernel.rotary_kv_write(*parts, angles, ours, tables, slots, positions)
             torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-5)
             _check_written(ours, theirs, rows * kv_heads * dim, atol=1e-6)
+
+
+def qk_norm(device: torch.device) -> None:
+    for rows, heads, kv_heads, dim in ((5, 4, 2, 12), (1, 16, 8, 128), (3, 2, 2, 20)):
+        q, k, _ = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
+        weights = torch.randn(2, dim, device=device)
+        found = qk_norm_kernel.qk_norm(q, k, *weights, 1e-6)
+        for x, weight, got in zip((q, k), weights, found, strict=True):
+            torch.testing.assert_close(got, rms_op.reference(x, None, weight, 1e-6)[1], atol=1e-5, rtol=1e-5)
 
 
 def embed(device: torch.device) -> None:
@@ -532,6 +544,7 @@ CASES = {
         step_attention,
         prefill_attention,
         rotary,
+        qk_norm,
         embed,
         kv_write,
         add_layer_norm,

@@ -87,6 +87,7 @@ _BART_PRESENT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads
 _LLAMA = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
           "num_attention_heads": 4}  # fmt: skip
 _LLAMA_PRESENT = {"num_key_value_heads": _groups, "head_dim": _head_dim}
+_QWEN_PRESENT = _LLAMA_PRESENT | {"layer_types": lambda config: config["layer_types"][:2]}
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4}
 _GPT2_PRESENT = {
     "n_positions": 1024,
@@ -107,6 +108,8 @@ SMALL = {
     "marian": Small(_BART, _BART_PRESENT | {"decoder_vocab_size": VOCAB}, model="MarianMTModel", spread=0.4),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
+    "qwen2": Small(_LLAMA, _QWEN_PRESENT, model="Qwen2ForCausalLM"),
+    "qwen3": Small(_LLAMA, _QWEN_PRESENT, model="Qwen3ForCausalLM"),
     "gpt2": Small(_GPT2, _GPT2_PRESENT, model="GPT2LMHeadModel"),
     "gpt_bigcode": Small(_GPT2, _GPT2_PRESENT, model="GPTBigCodeForCausalLM"),
     "opt": Small(_OPT, _OPT_PRESENT, model="OPTForCausalLM"),
@@ -119,21 +122,25 @@ _SWIN = {"embed_dim": 4, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "hid
          "image_size": lambda config: [size // 2 for size in config["image_size"]]}  # fmt: skip
 _QUERIES = {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4,
             "encoder_hidden_size": 24}  # fmt: skip
+_LIGHTON = Small({}, parts={"vision_config": "pixtral", "text_config": "qwen3"},
+                 model="LightOnOcrForConditionalGeneration")  # fmt: skip
 SMALL |= {
     "clip_vision_model": Small(_VIT),
     "siglip_vision_model": Small(_VIT),
     "blip_2_vision_model": Small(_VIT),
     "blip_2_qformer": Small(_QUERIES),
     "donut-swin": Small(_SWIN),
+    "pixtral": Small(_VIT | {"image_size": lambda config: 4 * config["patch_size"]}, {"head_dim": 8}),
     "llava": Small({}, parts={"vision_config": "clip_vision_model", "text_config": "llama"},
                    model="LlavaForConditionalGeneration"),
+    **dict.fromkeys(("lighton_ocr", "mistral3"), _LIGHTON),
     "blip-2": Small({"num_query_tokens": 5}, model="Blip2ForConditionalGeneration", parts={
         "vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer", "text_config": "opt"}),
     "vision-encoder-decoder": Small({}, parts={"encoder": "donut-swin", "decoder": "mbart"},
                                     model="VisionEncoderDecoderModel"),
 }  # fmt: skip
 # the cases of these stand in test_published_vision.py
-VISUAL = ("blip-2", "llava", "llava_llama", "vision-encoder-decoder")
+VISUAL = ("blip-2", "lighton_ocr", "llava", "llava_llama", "mistral3", "vision-encoder-decoder")
 
 
 def reduced(config: Config, model_type: str = "") -> Config:

@@ -14,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTBigCodeConfig,
     GPTBigCodeForCausalLM,
+    LightOnOcrConfig,
+    LightOnOcrForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
@@ -30,6 +32,10 @@ from transformers import (
     MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     SiglipVisionConfig,
     T5Config,
     T5ForConditionalGeneration,
@@ -209,13 +215,23 @@ def hf_text(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
     return found[: found.index(end) + 1] if end in found else found
 
 
+LLAMA_KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
 def llama(seed: int = 0, spread: float = 0.3, kind: str = "llama", **options):
-    """Random LlamaForCausalLM (or Mistral…)."""
+    """Random LlamaForCausalLM (or Mistral…, Qwen2…, Qwen3…)."""
     shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128}  # fmt: skip
-    kinds = (MistralConfig, MistralForCausalLM) if kind == "mistral" else (LlamaConfig, LlamaForCausalLM)
+    config, model = LLAMA_KINDS[kind]
+    if kind.startswith("qwen"):
+        shape |= {"bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(seed)
-    return pull_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
+    return pull_apart(model(config(**shape | options)), seed, spread, end=2)
 
 
 def opt(seed: int = 0, spread: float = 0.25, **options):
@@ -287,3 +303,17 @@ def blip2(language: str = "opt", seed: int = 0, spread: float = 0.25, tower: dic
     model = Blip2ForConditionalGeneration(config)
     model.generation_config.decoder_start_token_id = 0
     return pull_apart(model, seed, spread, end=2)
+
+
+def lighton_ocr(seed: int = 0, spread: float = 0.3, tower: dict | None = None, text: dict | None = None, **options):
+    """Random LightOnOcrForConditionalGeneration over images of up to 56 pixels; id 59 is the image's placeholder."""
+    shape = _tower(num_hidden_layers=2, image_size=56) | {"model_type": "pixtral", "hidden_act": "silu"}
+    words = {"model_type": "qwen3", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+             "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+             "tie_word_embeddings": True}  # fmt: skip
+    config = LightOnOcrConfig(
+        vision_config=shape | (tower or {}), text_config=words | (text or {}), **{"image_token_id": 59} | options
+    )
+    torch.manual_seed(seed)
+    return pull_apart(LightOnOcrForConditionalGeneration(config), seed, spread, end=2)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, llava, nougat, vila
+from visual_engines.families import blip2, lighton_ocr, llava, nougat, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),
     ModelRef("donut-swin", "visual_engines.models.swin:SPEC"),
+    ModelRef("lighton-ocr-vision", "visual_engines.models.lighton_ocr:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
 )
-FAMILIES = (nougat.NOUGAT, llava.LLAVA, blip2.BLIP2_OPT, blip2.BLIP2_T5, vila.VILA)
+FAMILIES = (nougat.NOUGAT, lighton_ocr.LIGHTON_OCR, llava.LLAVA, blip2.BLIP2_OPT, blip2.BLIP2_T5, vila.VILA)
 CONVERTERS = (vila.CONVERTER, llava.CONVERTER)  # VILA's folders look like LLaVA's

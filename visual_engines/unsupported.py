@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from visual_engines.families.lighton_ocr import is_lighton
 from vlm.artifacts.model_files import ModelFiles
 from vlm.registry.unsupported import Unsupported, describe_adapter
 
@@ -46,7 +47,6 @@ MODEL_TYPES = {
     "kosmos-2": ("Kosmos-2", ASK),
     "kosmos-2.5": ("Kosmos-2.5", READ),
     "lfm2_vl": ("LFM2-VL", ASK),
-    "lighton_ocr": ("LightOnOCR", READ),
     "llava_mpt": ("LLaVA over MPT", ASK),
     "llava_next": ("LLaVA-1.6 (LLaVA-NeXT), which cuts an image into tiles", ASK),
     "llava_next_video": ("LLaVA-NeXT-Video", ASK),
@@ -82,8 +82,7 @@ def says(model: ModelFiles) -> str | None:
     """Returns what to tell of a model that is known and not run here; None for any other."""
     kind = model.config.get("model_type")
     if kind == "mistral3":
-        light = any("LightOn" in name for name in model.architectures)
-        return _words(kind, "LightOnOCR", READ) if light else _words(kind, "Mistral Small 3.1 with images", ASK)
+        return None if is_lighton(model.config) else _words(kind, "Mistral Small 3.1 with images", ASK)
     if kind in TOWERS and model.path is not None:  # on the Hub it may be a LLaVA's
         return _words(kind, "a visual tower alone, which writes no text", ASK)
     if kind in ("vision-encoder-decoder", "nougat"):

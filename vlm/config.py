@@ -121,6 +121,11 @@ class VisionConfig(Config):
         return (height, width) == tuple(self.image_size)
 
     @property
+    def usual_size(self) -> tuple[int, int]:
+        """(height, width) of an image as people bring them: what is measured, and warmed up for."""
+        return self.image_size
+
+    @property
     def shapes(self) -> str:
         """Returns the shapes of pixel values that are read, as errors name them."""
         return str((self.num_channels, *self.image_size))
@@ -264,7 +269,9 @@ class RuntimeConfig(Config):
         None, "Sequences decoded at once, at most.", cli=False, allowed=at_least(1), default="as built"
     )
     max_encoder_batch_size: int = option(8, "Images encoded in one pass.", cli=False, allowed=at_least(1))
-    max_encoder_tokens: int = option(16384, "Tokens of texts encoded in one pass.", cli=False, allowed=at_least(1))
+    max_encoder_tokens: int = option(
+        16384, "Tokens of texts, or patches of images of any size, encoded in one pass.", cli=False, allowed=at_least(1)
+    )
     max_prefill_tokens: int = option(
         8192, "Tokens of prompts between two bursts; longer ones are taken in chunks.", cli=False, allowed=at_least(1)
     )

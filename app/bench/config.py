@@ -212,7 +212,7 @@ class PromptBenchConfig(RowsConfig):
     def image_rows(self, configs: RoleConfigs) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
-        return count * configs["visual"].max_rows if count else 0
+        return count * configs["visual"].rows_of(*configs["visual"].usual_size) if count else 0
 
     def num_images(self, configs: RoleConfigs) -> int:
         if configs.visual is not None:

@@ -77,7 +77,7 @@ def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
     config = configs_of(engine).visual
     assert config is not None  # what is measured reads images
     generator = torch.Generator().manual_seed(seed)
-    shape = (config.num_channels, *config.image_size)
+    shape = (config.num_channels, *config.usual_size)
     return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]
 
 

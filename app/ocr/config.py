@@ -36,12 +36,10 @@ class JobConfig:
         check_limits(self, flags=True)
 
     def sampling(self, attempt: int) -> dict[str, Any]:
-        """Returns the settings of an attempt, greedy at first. A page that loops would loop again: further attempts
-        draw, ever more freely, and give the same text whenever they are made."""
-        first = {"max_new_tokens": self.max_new_tokens}
-        if not attempt:
-            return first
-        return first | {"temperature": min(0.2 * attempt, 1.0), "top_p": 0.95, "seed": attempt}
+        """Returns the settings of an attempt, at first the model's own, mostly greedy. A page that loops would loop
+        again: further attempts draw, ever more freely. Each gives the same text whenever it is made."""
+        first = {"max_new_tokens": self.max_new_tokens, "seed": attempt}
+        return first | ({"temperature": min(0.2 * attempt, 1.0), "top_p": 0.95} if attempt else {})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from vlm.errors import InputError
 from vlm.registry.catalogs import converter_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+WITH_IMAGES = {  # model_type -> class
+    "blip-2": "Blip2ForConditionalGeneration",
+    "lighton_ocr": "LightOnOcrForConditionalGeneration",
+    "llava": "LlavaForConditionalGeneration",
+    "vision-encoder-decoder": "VisionEncoderDecoderModel",
+}
 
 
 def quiet() -> None:
@@ -48,10 +56,14 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    classes = {
-        "llava": "LlavaForConditionalGeneration",
-        "blip-2": "Blip2ForConditionalGeneration",
-        "vision-encoder-decoder": "VisionEncoderDecoderModel",
-    }
     rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
-    return getattr(transformers, classes.get(config.model_type, rest))
+    return getattr(transformers, WITH_IMAGES.get(config.model_type, rest))
+
+
+def image_inputs(model: Any, pixel_values: Tensor) -> dict[str, Tensor]:
+    """Returns what a model takes of images [n, C, H, W]: with their sizes where its tower reads images of any."""
+    tower = getattr(model.config, "vision_config", None)
+    if getattr(tower, "model_type", None) != "pixtral":
+        return {"pixel_values": pixel_values}
+    sizes = pixel_values.new_tensor(pixel_values.shape[2:]).long().expand(len(pixel_values), -1)
+    return {"pixel_values": pixel_values, "image_sizes": sizes}

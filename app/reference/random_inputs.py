@@ -42,14 +42,14 @@ class RandomInputs:
         """Returns a text after one image and after two, as far as they fit."""
         inputs = []
         for images in (1, 2):
-            rows = list(range(self.vocab, self.vocab + images * visual.max_rows))
+            rows = list(range(self.vocab, self.vocab + images * visual.rows_of(*visual.usual_size)))
             if len(rows) + len(ids) <= self.room:
                 name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
                 inputs.append((name, {self.key: rows + ids, "pixel_values": self._pixels(visual, images)}))
         return inputs
 
     def _pixels(self, visual: VisionConfig, images: int) -> Tensor:
-        return torch.randn(images, visual.num_channels, *visual.image_size, generator=self.generator)
+        return torch.randn(images, visual.num_channels, *visual.usual_size, generator=self.generator)
 
     def _ids(self, length: int) -> list[int]:
         low = min(FIRST_ID, self.vocab - 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlm_app.reference.huggingface import quiet
+from vlm_app.reference.huggingface import WITH_IMAGES, quiet
 from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ def random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -
             model: Any = t.VisionEncoderDecoderModel(t.VisionEncoderDecoderConfig.from_dict(hf))
             return model.to(dtype)
         config = t.AutoConfig.for_model(**hf)
-        whole = {"llava": t.LlavaForConditionalGeneration, "blip-2": t.Blip2ForConditionalGeneration}
-        if kind in whole:
-            model = whole[kind]._from_config(config, dtype=dtype)
+        if kind in WITH_IMAGES:
+            model = getattr(t, WITH_IMAGES[kind])._from_config(config, dtype=dtype)
         else:
             auto = t.AutoModelForSeq2SeqLM if config.is_encoder_decoder else t.AutoModelForCausalLM
             model = auto.from_config(config, dtype=dtype)

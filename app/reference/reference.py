@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import InputError
-from vlm_app.reference.huggingface import model_class, quiet
+from vlm_app.reference.huggingface import image_inputs, model_class, quiet
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -79,7 +79,7 @@ class Reference:
         inputs: dict[str, Any] = {}
         model, pixels = self.model, self._pixels(request)
         if pixels is not None:
-            inputs["pixel_values"] = pixels
+            inputs |= image_inputs(self.model, pixels)
         elif hasattr(model, "qformer"):
             model = model.language_model
         if self.encoder_decoder:

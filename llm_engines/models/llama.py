@@ -1,21 +1,20 @@
-"""LLaMA-shaped decoders: LLaMA, Vicuna and Mistral.
+"""LLaMA-shaped decoders: LLaMA, Vicuna, Mistral and Qwen.
 
 Touvron et al., LLaMA (arXiv:2302.13971): RMS norms before the sublayers, rotary positions, SwiGLU. Query heads may
-share heads of keys and values (Ainslie et al., arXiv:2305.13245).
+share heads of keys and values (Ainslie et al., arXiv:2305.13245). Qwen2 (arXiv:2407.10671) has biases of queries, keys
+and values; Qwen3 (arXiv:2505.09388) norms each head's queries and keys instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vlm.config import ModelConfig
-from vlm.convert.config_reader import ConfigReader, token_id
+from llm_engines.models.llama_config import LlamaConfig, parse
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import SelfAttention
 from vlm.layers.blocks import Blocks
@@ -26,81 +25,10 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
-from vlm.layers.rotary import Rotary, RotaryConfig
+from vlm.layers.rotary import Rotary
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-
-
-@dataclass(frozen=True)
-class LlamaConfig(ModelConfig):
-    kv_heads: int
-    head_size: int
-    ffn_size: int
-    rotary: RotaryConfig
-    activation: str = "silu"
-    norm_eps: float = 1e-6
-    tied: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rotary, dict):
-            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
-
-    @property
-    def head_dim(self) -> int:
-        return self.head_size
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.kv_heads
-
-    @property
-    def cross_attention(self) -> bool:
-        return False
-
-
-def parse(hf: dict[str, Any]) -> LlamaConfig:
-    """Returns the LlamaConfig of a Hugging Face `llama` or `mistral` configuration; ConfigError names every key that
-    it cannot honour."""
-    reader = ConfigReader(hf, "LLaMA")
-    mistral = reader.choice("model_type", ["llama", "mistral"], default="llama") == "mistral"
-    hidden, heads = reader.size("hidden_size", 4096), reader.size("num_attention_heads", 32)
-    head_size = reader.size("head_dim", hidden // heads)
-    # null stands for as many as of queries, and in Mistral's class absence for 8
-    kv_heads = reader.size("num_key_value_heads", 8 if mistral and "num_key_value_heads" not in hf else heads)
-    positions = reader.size("max_position_embeddings", 4096 * 32 if mistral else 2048)
-    config = {
-        "vocab_size": reader.size("vocab_size", 32000),
-        "hidden_size": hidden,
-        "num_layers": reader.size("num_hidden_layers", 32),
-        "num_heads": heads,
-        "max_positions": min(positions, _window(hf) or positions) if mistral else positions,
-        "kv_heads": kv_heads,
-        "head_size": head_size,
-        "ffn_size": reader.size("intermediate_size", 14336 if mistral else 11008),
-        "rotary": RotaryConfig.parse(hf, head_size, positions),
-        "activation": reader.activation("hidden_act", "silu"),
-        "norm_eps": reader.get("rms_norm_eps", 1e-6),
-        "tied": bool(reader.get("tie_word_embeddings", False)),
-        # Mistral's class has no biases, whatever its configuration says
-        "attention_bias": not mistral and bool(reader.get("attention_bias", False)),
-        "mlp_bias": not mistral and bool(reader.get("mlp_bias", False)),
-        "bos_token_id": token_id(hf, "bos_token_id", 1),
-        "eos_token_id": token_id(hf, "eos_token_id", 2),
-        "pad_token_id": token_id(hf, "pad_token_id", 0),
-        "decoder_start_token_id": token_id(hf, "bos_token_id", 1),
-    }
-    reader.multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    reader.raise_errors()
-    return LlamaConfig(**config)
-
-
-def _window(hf: dict[str, Any]) -> int | None:
-    """Returns how far Mistral's attention looks back, absent 4096, null as far as there is. Within it a sliding
-    attention is a full one, and no longer context is allowed."""
-    return hf.get("sliding_window", 4096)
 
 
 def config_from_weights(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
@@ -120,7 +48,8 @@ class Block(nn.Module):
         self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         self.attention = SelfAttention(
             config.hidden_size, config.num_heads, layer, head_dim=config.head_size, num_kv_heads=config.kv_heads,
-            bias=config.attention_bias, context=context,
+            bias=config.attention_bias, out_bias=config.out_bias,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None, context=context,
         )  # fmt: skip
         self.ffn = FeedForward(
             config.hidden_size, config.ffn_size, config.activation, gated=True, bias=config.mlp_bias, context=context
@@ -160,15 +89,15 @@ class Llama(nn.Module):
 
 
 def rules(config: LlamaConfig) -> list[Any]:
-    """Returns weight rules of `LlamaForCausalLM` and `MistralForCausalLM`."""
+    """Returns weight rules of `LlamaForCausalLM`, and of Mistral's, Qwen2's and Qwen3's."""
     layer = "model.layers.{}"
-    names = {
-        f"{layer}.self_attn.o_proj": "blocks.{}.attention.out",
-        f"{layer}.mlp.down_proj": "blocks.{}.ffn.down",
+    names = {  # theirs -> ours, and whether it has biases
+        f"{layer}.self_attn.o_proj": ("blocks.{}.attention.out", config.out_bias),
+        f"{layer}.mlp.down_proj": ("blocks.{}.ffn.down", config.mlp_bias),
     }
     fusions = {
-        f"{layer}.self_attn.{{q,k,v}}_proj": "blocks.{}.attention.qkv",
-        f"{layer}.mlp.{{gate,up}}_proj": "blocks.{}.ffn.up",
+        f"{layer}.self_attn.{{q,k,v}}_proj": ("blocks.{}.attention.qkv", config.attention_bias),
+        f"{layer}.mlp.{{gate,up}}_proj": ("blocks.{}.ffn.up", config.mlp_bias),
     }
     weight_rules: list[Any] = [
         Rename(f"{layer}.input_layernorm.weight", "blocks.{}.attention_norm.weight"),
@@ -177,9 +106,13 @@ def rules(config: LlamaConfig) -> list[Any]:
         Drop(f"{layer}.self_attn.rotary_emb.inv_freq", "follows from the configuration", optional=True),
     ]
     for kind in ("weight", "bias"):
-        has = {"self_attn": kind == "weight" or config.attention_bias, "mlp": kind == "weight" or config.mlp_bias}
-        weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() if has[a.split(".")[3]]]
-        weight_rules += [Fuse(f"{a}.{kind}", f"{b}.{kind}") for a, b in fusions.items() if has[a.split(".")[3]]]
+        for rule, layers in ((Rename, names), (Fuse, fusions)):
+            has = {theirs: ours for theirs, (ours, bias) in layers.items() if kind == "weight" or bias}
+            weight_rules += [rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in has.items()]
+    for part in ("q", "k") if config.qk_norm else ():
+        weight_rules.append(
+            Rename(f"{layer}.self_attn.{part}_norm.weight", f"blocks.{{}}.attention.{part}_norm.weight")
+        )
     if config.tied:
         return [*weight_rules, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
     return [*weight_rules, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]

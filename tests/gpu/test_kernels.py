@@ -16,6 +16,7 @@ NAMES = [
     "step_attention",
     "prefill_attention",
     "rotary",
+    "qk_norm",
     "embed",
     "kv_write",
     "add_layer_norm",

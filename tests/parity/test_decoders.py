@@ -30,6 +30,11 @@ MODELS = {
         "llama: yarn": lambda: tiny.llama(rope_parameters=YARN),
         "mistral": lambda: tiny.llama(kind="mistral", num_key_value_heads=2, sliding_window=None, hidden_act="gelu"),
     },
+    "qwen": {
+        "qwen3": lambda: tiny.llama(kind="qwen3", head_dim=12, num_key_value_heads=2, tie_word_embeddings=True),
+        "qwen3: biases, own head": lambda: tiny.llama(kind="qwen3", head_dim=8, attention_bias=True),
+        "qwen2": lambda: tiny.llama(kind="qwen2", num_key_value_heads=2, use_sliding_window=False),
+    },
     "opt": {
         "opt": lambda: tiny.opt(),
         "opt-350m: norms after, projected": lambda: tiny.opt(
@@ -71,10 +76,11 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module", params=["llama", "opt", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "opt", "gpt2"])
 def ragged(request, tmp_path_factory):
-    """Three models, nine prompts and their tokens alone."""
+    """Four models, nine prompts and their tokens alone."""
     model = {"llama": lambda: tiny.llama(seed=3, num_key_value_heads=2), "opt": lambda: tiny.opt(seed=2),
+             "qwen3": lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2),
              "gpt2": lambda: tiny.gpt2(seed=1, multi_query=True)}[request.param]()  # fmt: skip
     prompts = tiny.prompts(model, (40, 3, 21, 1, 60, 12, 33, 50, 7), seed=4)
     want = [tiny.hf_continued(model, p, 30) for p in prompts]

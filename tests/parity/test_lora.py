@@ -27,6 +27,7 @@ TEXT = {
     "marian": (lambda: tiny.marian(), ATTENTION, FFN),
     "opt": (lambda: tiny.opt(seed=2), ATTENTION, FFN),
     "llama": (lambda: tiny.llama(seed=3, num_key_value_heads=2), ATTENTION, ["up_proj", "down_proj", "k_proj"]),
+    "qwen3": (lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2), ATTENTION, ["k_proj"]),
     "gpt2": (lambda: tiny.gpt2(seed=1), ["c_attn"], ["c_fc", "c_proj"]),
     "gpt_bigcode of many heads": (lambda: tiny.gpt2(multi_query=False), ["c_attn"], ["c_fc", "c_proj"]),
 }
@@ -34,6 +35,7 @@ LANGUAGE = r".*language_model\..*\.({})"  # the visual network stays as it is
 EVERY = LANGUAGE.format("q|k|v|o|wi_[01]|wo|[a-z]+_proj|fc[12]")
 VISION = {
     "llava": (lambda: tiny.llava(seed=3), "q_proj|v_proj", "up_proj|down_proj"),
+    "lighton-ocr": (lambda: tiny.lighton_ocr(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
     "blip2-opt": (lambda: tiny.blip2("opt", seed=1), "q_proj|k_proj", "fc1|fc2"),
     "blip2-t5": (lambda: tiny.blip2("t5", seed=7, spread=0.4), "q|v", "wi_0|wo"),
 }

@@ -32,6 +32,7 @@ MODELS = {
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
+    "lighton-ocr": lambda: tiny.lighton_ocr(seed=1),
     "blip2-opt": lambda: tiny.blip2("opt", seed=1),
     "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.3),
 }
@@ -144,6 +145,7 @@ SEPARATE = {
     "llama": {GROUPS, HEAD},
     "starcoder": {GROUPS, GELU},
     "llava": {GROUPS, HEAD, "visual.up", "visual.down", "visual.tower.blocks.*.mlp.fc2"},
+    "lighton-ocr": {GROUPS, "visual.tower.patch_embed", "visual.merge", "visual.down"},
     "blip2-opt": QFORMER,
     "blip2-t5": {CROSS, *QFORMER},
     "vila": {HEAD, "visual.linears.*", "visual.tower.blocks.*.mlp.fc2"},

@@ -106,7 +106,7 @@ def test_a_looped_page_is_read_again_by_sampling(tmp_path):
     counting = Counting({(40, 1): loop("la la")})
     summary = run([path], out, counting)
     assert counting.asked.count(40) == 2 and counting.asked.count(0) == 1
-    assert counting.sampling[:2] == [{}, {}] and counting.sampling[2]["temperature"] == pytest.approx(0.2)
+    assert counting.sampling[:2] == [{"seed": 0}] * 2 and counting.sampling[2]["temperature"] == pytest.approx(0.2)
     assert counting.sampling[2]["seed"] == 1
     assert (summary.pages, summary.tokens, summary.failures) == (2, 6, [])
     assert (out / "b.md").read_text() == "shade 0\n\nshade 40\n"

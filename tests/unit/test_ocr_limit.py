@@ -50,7 +50,7 @@ class FakeReader:
         self.read_pages.append(place)
         if place in self.bad:
             return PageFailed(*place, "damaged", "no page.")
-        reason = LOOP if place in self.loops and "seed" not in sampling else "eos"
+        reason = LOOP if place in self.loops and not sampling["seed"] else "eos"
         return PageRead(*place, f"text {place}", f"raw {place}", reason, tokens=2)
 
 

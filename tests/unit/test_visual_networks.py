@@ -8,11 +8,15 @@ from torch import nn
 
 from tests import tiny
 from visual_engines.catalog import MODELS
+from vlm.executor.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
+from vlm.layers.patches import PatchedVisionConfig
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.quant.quantization import Quantization
+from vlm.ops.activated import activated
 from vlm.registry.catalogs import model_spec
+from vlm.requests.image import Image
 
 VILA = {
     "vision_tower": {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40,
@@ -21,6 +25,7 @@ VILA = {
 }  # fmt: skip
 CONFIGS = {
     "donut-swin": lambda: tiny.nougat_config().encoder.to_dict(),
+    "lighton-ocr-vision": lambda: tiny.lighton_ocr(seed=1).config.to_dict(),
     "llava-vision": lambda: tiny.llava(seed=3).config.to_dict(),
     "blip2-vision": lambda: tiny.blip2("opt", seed=1).config.to_dict(),
     "vila-vision": lambda: VILA,
@@ -34,7 +39,7 @@ class Transposed:
         return {"kept": ParameterSpec((in_features, sum(part_sizes.values())))}
 
     def apply(self, linear, x, bias, activation=None):
-        return torch.matmul(x, linear.kept) + (0 if bias is None else bias)
+        return activated(torch.matmul(x, linear.kept) + (0 if bias is None else bias), activation)
 
 
 def test_all_networks_are_here():
@@ -61,9 +66,17 @@ def test_the_context_reaches_every_matrix_product(name):
         network.load_state_dict(state, strict=True, assign=True)
         if hasattr(network, "init_buffers"):
             network.init_buffers(torch.device("cpu"))
-        found.append(network(pixels))
+        found.append(features_of(network, pixels))
     assert found[0].shape == (2, config.rows_of(*config.image_size), config.hidden_size)
     torch.testing.assert_close(found[1], found[0])
+
+
+def features_of(network, pixels):
+    """[n, channels, H, W] -> [n, rows, hidden], packed where a network takes patches"""
+    if not isinstance(network.config, PatchedVisionConfig):
+        return network(pixels)
+    encoder = PatchEncoder(network, torch.device("cpu"), torch.float32, most=8, most_patches=10_000)
+    return torch.stack(encoder.encode([Image.from_pixels(image, network.config) for image in pixels]))
 
 
 def _kept(key: str, linears: set[str]) -> str:

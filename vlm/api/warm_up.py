@@ -60,7 +60,7 @@ def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """Returns an input like no other: equal ones would share their work."""
     processor, generator = pipeline.processor, torch.Generator().manual_seed(number)
     if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
-        pixels = torch.rand(vision.num_channels, *vision.image_size, generator=generator)
+        pixels = torch.rand(vision.num_channels, *vision.usual_size, generator=generator)
         return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.takes_prompt else {})}
     ids = torch.randint(processor.vocab_size, (LENGTH,), generator=generator).tolist()
     return {pipeline.capabilities.id_field: ids}

@@ -14,10 +14,12 @@ from torch import Tensor
 from vlm.config import RuntimeConfig
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.encoder_cache import EncoderCache
+from vlm.executor.packed_images import PatchEncoder
 from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.forward_batch import HiddenStateRecorder
+from vlm.layers.patches import PatchedVisionConfig
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization, pixel_values
@@ -61,6 +63,7 @@ class Encoders:
         self.batch_invariant = runtime.batch_invariant
         self.asynchronous = self.device.type == "cuda"
         self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
+        self.patch_encoder = patch_encoder(networks, runtime)
         self.timer = DeviceTimer(self.device)
 
     @torch.inference_mode()
@@ -78,14 +81,20 @@ class Encoders:
 
     @torch.inference_mode()
     def encode_pixels(self, images: Items[Image]) -> list[Tensor]:
-        """Returns each image's features [rows, hidden], computed now; images of one shape share passes."""
-        by_number: dict[int, Tensor] = {}
+        """Returns each image's features [rows, hidden], computed now; images of one shape share passes, and those of
+        any where a network takes patches."""
         with self._beside_decoding() as handed_on:
-            for numbers in numbers_by_shape(images):
-                size = self._pass_size(images[numbers[0]].pixels)
-                for part in batched(numbers, size * self._encoding_ranks(len(numbers))):
-                    features = self._encoded([images[i] for i in part], size)
-                    by_number |= zip(part, handed_on(features), strict=True)
+            return [handed_on(features) for features in self._features_of(images)]
+
+    def _features_of(self, images: Items[Image]) -> list[Tensor]:
+        if self.patch_encoder is not None:
+            shared = self._encoding_ranks(len(images)) > 1
+            return self.patch_encoder.encode_share(images, self.ranks) if shared else self.patch_encoder.encode(images)
+        by_number: dict[int, Tensor] = {}
+        for numbers in numbers_by_shape(images):
+            size = self._pass_size(images[numbers[0]].pixels)
+            for part in batched(numbers, size * self._encoding_ranks(len(numbers))):
+                by_number |= zip(part, self._encoded([images[i] for i in part], size), strict=True)
         return [by_number[i] for i in range(len(images))]
 
     def _encoding_ranks(self, count: int) -> int:
@@ -152,6 +161,14 @@ class Encoders:
         parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
                  for r, g in zip(requests, tables, strict=True)]  # fmt: skip
         return [torch.cat(rows) if rows else None for rows in parts]
+
+
+def patch_encoder(networks: EncoderNetworks, runtime: RuntimeConfig) -> PatchEncoder | None:
+    """Returns what packs the images of a network that takes patches; None for any other."""
+    if not isinstance(getattr(networks.visual, "config", None), PatchedVisionConfig):
+        return None
+    limits = {"most": runtime.max_encoder_batch_size, "most_patches": runtime.max_encoder_tokens}
+    return PatchEncoder(networks.visual, networks.device, networks.dtype, **limits)
 
 
 def numbers_by_shape(images: Items[Image]) -> list[list[int]]:

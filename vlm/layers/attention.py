@@ -8,7 +8,10 @@ from vlm.errors import ConfigError
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
+from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
+from vlm.ops.qk_norm import qk_norm
+from vlm.ops.rotary import rotary
 
 
 class Attention(nn.Module):
@@ -65,9 +68,17 @@ class EncoderAttention(Attention):
         self.qkv_heads = self.heads(self.qkv)
         self.producers = {"out": Producer("qkv", "v")}
 
-    def forward(self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None) -> Tensor:
-        """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
-        q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
+    def forward(
+        self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None, *, angles: Tensor | None = None
+    ) -> Tensor:
+        """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of
+        rotary positions -> [R, hidden]"""
+        rows = self.qkv(x, batch)
+        q, k, v = self.split(rows, self.qkv_heads)
+        if angles is not None:
+            both = sum(self.qkv_heads[:2])
+            turned = rotary(rows.view(len(rows), -1, self.head_dim)[:, :both], angles)
+            q, k = turned.split(self.qkv_heads[:2], 1)
         if batch.recorder is not None and batch.recorder.keep_attentions:
             weights = batch.attention.attention_weights(q, k, scale=self.scale, bias=bias)
             batch.recorder.attentions.append(weights)
@@ -78,7 +89,8 @@ class EncoderAttention(Attention):
 class SelfAttention(Attention):
     """Computes multi-head attention of each row over the earlier tokens of its sequence.
 
-    `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries.
+    `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries. `qk_norm_eps`: each
+    head's queries and keys are normed before their positions turn them. `out_bias` None: as `bias`.
     """
 
     def __init__(
@@ -90,16 +102,22 @@ class SelfAttention(Attention):
         context: ModelContext,
         head_dim: int | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
         scale: float | None = None,
         num_kv_heads: int | None = None,
+        qk_norm_eps: float | None = None,
     ):
         super().__init__(head_dim or hidden // num_heads, scale)
         inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
         self.layer = layer
         parts, units = {"q": inner, "k": kv, "v": kv}, head_units(num_heads, num_kv_heads or num_heads, context)
         self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
-        self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
+        out_bias = bias if out_bias is None else out_bias
+        self.out = Linear(inner, hidden, bias=out_bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
+        self.has_norms = qk_norm_eps is not None
+        if qk_norm_eps is not None:
+            self.q_norm, self.k_norm = RmsNorm(self.head_dim, qk_norm_eps), RmsNorm(self.head_dim, qk_norm_eps)
         # a head of values that several of queries share would need one scale for all of theirs
         self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
 
@@ -109,6 +127,8 @@ class SelfAttention(Attention):
         """Attends to the sequence so far: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary
         positions -> [R, hidden]; the rows' keys and values enter the cache first."""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
+        if self.has_norms:
+            q, k = qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         mixed = batch.attention.self_attention(self.layer, q, k, v, scale=self.scale, bias=bias, angles=angles)
         return self.out(mixed.flatten(1), batch)
 

@@ -29,6 +29,15 @@ def reference(
     return rotate(q, angles)
 
 
+def rotary(x: Tensor, angles: Tensor) -> Tensor:
+    """Turns heads as `rotate` does: x [R, H, D] (may be a strided view), angles [R, 2, n] float32 -> [R, H, D]"""
+    if x.is_cuda:
+        from vlm.ops.kernels.rotary import rotate as kernel
+
+        return kernel(x, angles)
+    return rotate(x, angles)
+
+
 def rotary_kv_write(
     q: Tensor, k: Tensor, v: Tensor, angles: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor
 ) -> Tensor:

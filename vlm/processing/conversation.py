@@ -38,6 +38,10 @@ class Message:
         """Returns texts and, where images stand between them, PLACEHOLDER."""
         return [p for part in self.parts for p in (split_text(part) if isinstance(part, str) else [PLACEHOLDER])]
 
+    @property
+    def has_images(self) -> bool:
+        return PLACEHOLDER in self.pieces
+
     def for_template(self, plain: bool) -> dict[str, Any]:
         """Returns the turn as chat templates take it: with its parts, or as one text."""
         if plain:

@@ -75,9 +75,10 @@ class Prompts:
     def _rendered(self, template: str, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
         from vlm.processing.chat_templates import render
 
-        plain = "type" not in template  # it takes contents as texts
+        # it takes contents as texts: all of them, or those that are
+        always, takes_texts = "type" not in template, "is string" in template
         ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
-        messages = [turn.for_template(plain) for turn in turns]
+        messages = [turn.for_template(always or (takes_texts and not turn.has_images)) for turn in turns]
         return render(template, {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends})
 
     # --- ids ---

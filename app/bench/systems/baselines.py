@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
-from vlm_app.reference.huggingface import model_class, quiet
+from vlm_app.reference.huggingface import image_inputs, model_class, quiet
 from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class PromptBaseline:
         """-> [B, new_tokens]"""
         model, inputs = self.model, {"input_ids": self._ids(prompts)}
         if prompts.pixel_values is not None:
-            inputs["pixel_values"] = self._pixels(prompts)
+            inputs |= image_inputs(model, self._pixels(prompts))
         elif hasattr(model, "qformer"):  # BLIP-2 as a whole takes no text alone
             model = model.language_model
         mask = torch.ones_like(inputs["input_ids"])
@@ -135,7 +135,7 @@ class PromptBaseline:
     @torch.inference_mode()
     def encode(self, prompts: Prompts) -> Any:
         """Encodes the images alone."""
-        return self.model.get_image_features(pixel_values=self._pixels(prompts))
+        return self.model.get_image_features(**image_inputs(self.model, self._pixels(prompts)))
 
     def _ids(self, prompts: Prompts) -> Tensor:
         """[B, images' rows + tokens in]"""

@@ -52,7 +52,7 @@ def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: i
         if not shape[1]:
             return Prompts(texts, None)
         vision = configs["visual"]
-        size = (*shape, vision.num_channels, *vision.image_size)
+        size = (*shape, vision.num_channels, *vision.usual_size)
         return Prompts(texts, torch.randn(size, generator=generator))
 
     return draw
@@ -68,7 +68,7 @@ def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
     key = "encoder_input_ids" if configs.encoder else "decoder_prompt_token_ids"
     if prompts.pixel_values is None:
         return [{key: ids} for ids in prompts.texts.tolist()]
-    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].max_rows
-    rows = list(range(first, first + count))
+    first, images, vision = vocab_size(configs), prompts.pixel_values.shape[1], configs["visual"]
+    rows = list(range(first, first + images * vision.rows_of(*vision.usual_size)))
     pairs = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
     return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in pairs]

@@ -1,4 +1,5 @@
-"""A program a row and head: queries turned into a new tensor, keys turned into the cache, values moved there."""
+"""A program a row and head: queries turned into a new tensor, keys turned into the cache, values moved there; or heads
+turned into a new tensor alone."""
 
 from __future__ import annotations
 
@@ -55,6 +56,27 @@ def _rotary(
         else:
             tl.store(keys_ptr + to + i, x.to(keys_ptr.dtype.element_ty), mask=i < D)
             tl.store(values_ptr + to + i, v, mask=i < D)
+
+
+@jit
+def _rotate(
+    x_ptr, angles_ptr, out_ptr, x_row, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, WIDTH)
+    x = turned(x_ptr + row * x_row + head * D, angles_ptr + row * 2 * HALF, i, D, HALF)
+    tl.store(out_ptr + (row * H + head) * D + i, x.to(out_ptr.dtype.element_ty), mask=i < D)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    rows, heads, dim = x.shape
+    assert x.stride(1) == dim and x.stride(2) == 1, "heads of a row must be contiguous"
+    out = torch.empty((rows, heads, dim), dtype=x.dtype, device=x.device)
+    _rotate[(rows, heads)](
+        x, angles.contiguous(), out, x.stride(0), H=heads, D=dim, HALF=angles.shape[2],
+        WIDTH=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+    return out
 
 
 def rotary_kv_write(

@@ -1,0 +1,120 @@
+"""Configurations of LLaMA-shaped decoders, as Hugging Face's classes of `llama`, `mistral`, `qwen2` and `qwen3` read
+them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vlm.config import ModelConfig
+from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.layers.rotary import RotaryConfig
+
+
+@dataclass(frozen=True)
+class LlamaConfig(ModelConfig):
+    kv_heads: int
+    head_size: int
+    ffn_size: int
+    rotary: RotaryConfig
+    activation: str = "silu"
+    norm_eps: float = 1e-6
+    tied: bool = False
+    attention_bias: bool = False  # of queries, keys and values
+    mlp_bias: bool = False
+    out_bias: bool | None = None  # of attention's output; None: as of its queries
+    qk_norm: bool = False  # of each head's queries and keys
+
+    def __post_init__(self) -> None:
+        if self.out_bias is None:
+            object.__setattr__(self, "out_bias", self.attention_bias)
+        if isinstance(self.rotary, dict):
+            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads
+
+    @property
+    def cross_attention(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a class reads where its configuration says nothing, and what it does not read."""
+
+    vocab: int = 32000
+    ffn: int = 11008
+    kv_heads: int | None = None  # None: as many as of queries
+    head_dim: int | None = None  # None: the hidden size, divided among the heads
+    positions: int = 2048
+    ids: tuple[int, int] = (1, 2)  # that begin and end a text; -1: there is none
+    attention_bias: bool | None = None  # None: read
+    out_bias: bool | None = None
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+
+
+KINDS = {
+    "llama": Kind(mlp_bias=None),
+    "mistral": Kind(ffn=14336, kv_heads=8, positions=4096 * 32, attention_bias=False, out_bias=False),
+    "qwen2": Kind(151936, 22016, 32, positions=32768, ids=(-1, -1), attention_bias=True, out_bias=False),
+    "qwen3": Kind(151936, 22016, 32, 128, positions=32768, ids=(-1, -1), qk_norm=True),
+}
+
+
+def parse(hf: dict[str, Any]) -> LlamaConfig:
+    """Returns the LlamaConfig of a Hugging Face configuration of these kinds; ConfigError names every key that it
+    cannot honour."""
+    reader = ConfigReader(hf, "LLaMA")
+    name = reader.choice("model_type", KINDS, default="llama")
+    kind = KINDS.get(name, KINDS["llama"])
+    hidden, heads = reader.size("hidden_size", 4096), reader.size("num_attention_heads", 32)
+    layers = reader.size("num_hidden_layers", 32)
+    head_size = reader.size("head_dim", kind.head_dim or hidden // heads)
+    # null stands for as many as of queries, and absence in some classes for a number
+    kv_heads = reader.size("num_key_value_heads", heads if "num_key_value_heads" in hf else kind.kv_heads or heads)
+    positions = reader.size("max_position_embeddings", kind.positions)
+    bias = bool(reader.get("attention_bias", False))
+    config = {
+        "vocab_size": reader.size("vocab_size", kind.vocab),
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "max_positions": min(positions, _window(hf, name, layers) or positions),
+        "kv_heads": kv_heads,
+        "head_size": head_size,
+        "ffn_size": reader.size("intermediate_size", kind.ffn),
+        "rotary": RotaryConfig.parse(hf, head_size, positions),
+        "activation": reader.activation("hidden_act", "silu"),
+        "norm_eps": reader.get("rms_norm_eps", 1e-6),
+        "tied": bool(reader.get("tie_word_embeddings", False)),
+        "attention_bias": bias if kind.attention_bias is None else kind.attention_bias,
+        "out_bias": bias if kind.out_bias is None else kind.out_bias,
+        "mlp_bias": bool(reader.get("mlp_bias", False)) if kind.mlp_bias is None else kind.mlp_bias,
+        "qk_norm": kind.qk_norm,
+        "bos_token_id": token_id(hf, "bos_token_id", kind.ids[0]),
+        "eos_token_id": token_id(hf, "eos_token_id", kind.ids[1]),
+        "pad_token_id": token_id(hf, "pad_token_id", 0),
+        "decoder_start_token_id": token_id(hf, "bos_token_id", kind.ids[0]),
+    }
+    reader.multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    reader.raise_errors()
+    return LlamaConfig(**config)
+
+
+def _window(hf: dict[str, Any], kind: str, layers: int) -> int | None:
+    """Returns how far attention looks back where it slides, absent 4096; None: as far as there is. Within it a sliding
+    attention is a full one, and no longer context is allowed."""
+    if kind == "mistral":
+        return hf.get("sliding_window", 4096)
+    if not kind.startswith("qwen") or not hf.get("use_sliding_window"):
+        return None
+    kinds = hf.get("layer_types")
+    slides = "sliding_attention" in kinds if kinds else hf.get("max_window_layers", 28) < layers
+    return hf.get("sliding_window", 4096) if slides else None

@@ -1,0 +1,247 @@
+"""LightOnOCR against Hugging Face, FP32 on the CPU: images of any size, packed into one pass and mixed in one batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image as Picture
+from torch.nn.functional import pad
+
+from tests import lighton_kit, tiny
+from tests.engines import engine_dir
+from tests.parity.cases import parity
+from tests.ranks import with_followers
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
+from vlm.errors import ConfigError, InputError
+from vlm.requests.image import Image
+
+MARK = 59
+MODELS = {
+    "lighton-ocr": {
+        "lighton-ocr": lambda: tiny.lighton_ocr(),
+        "lighton-ocr: squares of three, own head, gelu": lambda: tiny.lighton_ocr(
+            seed=1, tower={"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+            text={"tie_word_embeddings": False}, tie_word_embeddings=False, spatial_merge_size=3),
+    },
+}  # fmt: skip
+# (height, width): some have patches left over at the right or at the bottom
+SIZES = ((16, 24), (56, 12), (20, 12), (12, 12), (36, 56), (56, 56))
+NEW = 12
+
+
+def cpu(**options) -> RuntimeConfig:
+    return RuntimeConfig(device="cpu", **options)
+
+
+class Case:
+    """A model, images of several sizes, and prompts with none, one and three of them."""
+
+    def __init__(self, model, folder):
+        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8)
+        self.vision = Pipeline(self.engine, cpu()).processor.vision
+        generator = torch.Generator().manual_seed(1)
+        self.images = [torch.randn(3, *size, generator=generator) for size in SIZES]
+        a, b, c = tiny.prompts(_Ids(), (7, 4, 12))
+        self.prompts = [
+            ([MARK, *a], [0]),
+            ([*a, *b], []),
+            ([*a[:3], MARK, *b, MARK, MARK, *c], [1, 2, 0]),
+            ([MARK, *c], [5]),
+            ([MARK], [4]),
+            ([MARK, *b], [3]),
+        ]
+
+    def rows(self, image: int) -> int:
+        return self.vision.rows_of(*SIZES[image])
+
+    def ours(self, prompt: list[int], images: list[int]) -> dict:
+        ids, end, left = [], 60, iter(images)
+        for token in prompt:
+            begin = end
+            end += self.rows(next(left)) if token == MARK else 0
+            ids += range(begin, end) if token == MARK else [token]
+        return {"decoder_prompt_token_ids": ids, "pixel_values": [self.images[i] for i in images] or None}
+
+    @property
+    def inputs(self) -> list[dict]:
+        return [self.ours(*given) for given in self.prompts]
+
+    def theirs(self, prompt: list[int], images: list[int], **options) -> list[int]:
+        before = len(prompt) + sum(self.rows(i) - 1 for i in images)
+        out = self.theirs_in_full(prompt, images, **options)[0, before:].tolist()
+        return out[: out.index(2) + 1] if 2 in out else out
+
+    @torch.no_grad()
+    def theirs_in_full(self, prompt: list[int], images: list[int], **options):
+        ids, left = [], iter(images)
+        for token in prompt:
+            ids += [MARK] * self.rows(next(left)) if token == MARK else [token]
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0} | options
+        return self.model.generate(**inputs, **self.padded(images), **options)
+
+    def encoded(self, pipe: Pipeline) -> list[torch.Tensor]:
+        """Features of all images at once, and of one."""
+        found = [*pipe.encode([{"pixel_values": image} for image in self.images[:5]]),
+                 pipe.encode({"pixel_values": self.images[5]})]  # fmt: skip
+        return [each.last_hidden_state for each in found]
+
+    def padded(self, images: list[int]) -> dict:
+        """As Hugging Face's image processor pads several."""
+        if not images:
+            return {}
+        most = [max(SIZES[i][side] for i in images) for side in (0, 1)]
+        pixels = [pad(self.images[i], (0, most[1] - SIZES[i][1], 0, most[0] - SIZES[i][0])) for i in images]
+        return {"pixel_values": torch.stack(pixels), "image_sizes": torch.tensor([SIZES[i] for i in images])}
+
+
+class _Ids:
+    """What `tiny.prompts` asks of a model: ids without the placeholder."""
+
+    class config:
+        vocab_size = 58
+
+
+@pytest.fixture(scope="module", params=parity(MODELS))
+def case(request, tmp_path_factory):
+    case = Case(request.param.make(), tmp_path_factory.mktemp("vlm"))
+    assert case.engine.family == request.param.family
+    return case
+
+
+def test_features_of_one_pass(case):
+    with torch.no_grad():
+        want = case.model.get_image_features(**case.padded(list(range(len(SIZES))))).pooler_output
+    for options in ({}, {"max_encoder_batch_size": 2}, {"max_encoder_tokens": 60}):
+        encoders = Pipeline(case.engine, cpu(**options)).llm.encoders
+        found = encoders.encode_pixels([Image.from_pixels(image, case.vision) for image in case.images])
+        for got, exact in zip(found, want, strict=True):
+            torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+
+
+def test_mixed_batches(case):
+    want = [case.theirs(*given) for given in case.prompts]
+    assert len({tuple(tokens) for tokens in want}) == len(want), "the images make no difference"
+    for options in ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6},
+                    {"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_tokens": 40}):  # fmt: skip
+        pipe = Pipeline(case.engine, cpu(**options))
+        for _ in range(2):  # the second time what can be shared is
+            found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
+            assert [out.token_ids for out in found] == want
+        assert pipe.llm.scheduler.blocks.balanced
+    beams = {"num_beams": 3, "length_penalty": 0.5}
+    found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False, **beams)
+    assert [out.token_ids for out in found] == [case.theirs(*given, **beams) for given in case.prompts]
+
+
+def test_log_probabilities(case):
+    options = {"max_new_tokens": NEW, "loop_detection": False}
+    found = Pipeline(case.engine, cpu()).generate(case.inputs, **options)
+    for given, out in zip(case.prompts, found, strict=True):
+        steps = case.theirs_in_full(*given, output_logits=True, return_dict_in_generate=True).logits
+        exact = torch.cat(steps)[: len(out.token_ids)].log_softmax(-1)
+        exact = exact.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("split", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_ranks_share_images(case, split):
+    """Of different sizes, and fewer of them than ranks."""
+    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / str(split), BuildConfig(**split))
+    for got, exact in zip(with_followers(engine, cpu(), case.encoded), case.encoded(Pipeline(case.engine, cpu())),
+                          strict=True):  # fmt: skip
+        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+
+
+def _checkpoint(engine: EngineDir) -> Checkpoint:
+    return Checkpoint.open(engine.path.parent / "checkpoint")
+
+
+def test_only_torch_encodes_any_size(case, tmp_path):
+    with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):
+        build_engine(_checkpoint(case.engine), tmp_path / "engine", BuildConfig(backend="onnxruntime"))
+
+
+def test_sizes_out_of_range(case):
+    pipe = Pipeline(case.engine, cpu())
+    for size in ((60, 8), (4, 8), (18, 16)):
+        with pytest.raises(
+            InputError, match=r"this model takes \(3, height, width\), multiples of 4 from \d+ up to 56"
+        ):
+            pipe.generate(pixel_values=torch.zeros(3, *size), decoder_prompt_token_ids=[60])
+
+
+# --- pictures and words, as the published processor has them ---
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published")
+    model = lighton_kit.save(folder / "hf")
+    checkpoint = convert_folder(folder / "hf", folder / "checkpoint")
+    return model, lighton_kit.processor(), build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
+
+
+CONTENTS = {
+    "a page alone": lambda image: [{"type": "image", "image": image}],
+    "a page and words": lambda image: [{"type": "image", "image": image}, {"type": "text", "text": "read"}],
+    "words alone": lambda image: "page",
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
+    _, processor, engine = published
+    pipe = Pipeline(engine, cpu())
+    for picture in lighton_kit.pictures():
+        messages = [{"role": "user", "content": CONTENTS[kind](picture)}]
+        text = processor.apply_chat_template(messages, add_generation_prompt=True)
+        inputs = processor(text=text, images=None if kind == "words alone" else [picture], return_tensors="pt")
+        request = pipe.request({"messages": messages})
+        mark, vocab = processor.image_token_id, pipe.config.vocab_size
+        assert [mark if i >= vocab else i for i in request.decoder_prompt_token_ids] == inputs["input_ids"][0].tolist()
+        for image, pixels in zip(request.images, inputs.get("pixel_values", ()), strict=True):
+            torch.testing.assert_close(image.values, pixels, atol=2e-6, rtol=0)
+
+
+def test_a_page_needs_no_words(published):
+    """An image is asked about as the model was trained: alone in the user's turn."""
+    model, processor, engine = published
+    pipe = Pipeline(engine, cpu())
+    small = lighton_kit.pictures()[1:]
+    messages = [[{"role": "user", "content": [{"type": "image", "image": picture}]}] for picture in small]
+    outs = pipe.generate([{"images": [picture]} for picture in small], max_new_tokens=5, do_sample=False)
+    for picture, turn, out in zip(small, messages, outs, strict=True):
+        text = processor.apply_chat_template(turn, add_generation_prompt=True)
+        inputs = processor(text=text, images=[picture], return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(
+                **inputs, max_new_tokens=5, do_sample=False, eos_token_id=lighton_kit.ENDS, pad_token_id=0
+            )
+        found = ids[0, inputs["input_ids"].shape[1] :].tolist()
+        assert out.token_ids == found[: len(out.token_ids)] and len(out.token_ids) in (len(found), 5)
+
+
+def test_the_family_writes_what_the_publication_writes(published):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from visual_engines.families.lighton_ocr import TEMPLATE
+
+    parts = [{"type": "image"}, {"type": "text", "text": "read"}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "page"}]
+    published_template = (lighton_kit.PUBLISHED / "chat_template.jinja").read_text()
+    for messages in (turns, [{"role": "system", "content": "this"}, turns[0]], turns[:1]):
+        rendered = [
+            render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0]
+            for template in (TEMPLATE, published_template)
+        ]
+        assert rendered[0] == rendered[1]
+
+
+def test_pictures_that_are_too_small(published):
+    pipe = Pipeline(published[2], cpu())
+    with pytest.raises(InputError, match=r"shape \(3, 14, 14\); this model takes .* from 28 up to 1540 × 1540"):
+        pipe.generate(images=[Picture.new("RGB", (9, 9))])
