@@ -27,6 +27,8 @@ from vlm.registry.networks import check_ranks, mapping_of
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
+BURST = 16  # steps, on a device that works while the host does
+
 
 def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> LLMEngine | EncoderEngine:
     """Puts the weights, or a rank's part of them, on the device, sizes the cache, and wires scheduler and executor. Of
@@ -72,7 +74,7 @@ def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig)
     schedule = SchedulerConfig(
         limits.max_batch_size,
         runner.block_size,
-        runtime.burst,
+        runtime.burst or (BURST if executor.asynchronous else 1),
         runtime.max_prefill_tokens,
         config.vocab_size,
         prefix_sharing=runner.shares_prefixes and runtime.prefix_sharing and not config.cross_attention,

@@ -40,8 +40,9 @@ class PackedInputs(NamedTuple):
         for part, begin in zip(parts, begins[:-1], strict=True):
             packed[begin : begin + len(part)] = part
         whole = torch.from_numpy(packed).to(device, non_blocking=True)
-        views = [whole[begin : begin + len(part)] for part, begin in zip(parts, begins[:-1], strict=True)]
-        return cls(*views[:3], views[3].view(tiles.shape))
+        views = (whole[begin : begin + len(part)] for part, begin in zip(parts, begins[:-1], strict=True))
+        token_ids, positions, slots, flat_tiles = views
+        return cls(token_ids, positions, slots, flat_tiles.view(tiles.shape))
 
 
 def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:
