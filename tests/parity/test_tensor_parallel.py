@@ -3,6 +3,8 @@ choosing."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -79,6 +81,13 @@ def test_texts_are_encoded_by_all_ranks(t5):
     split = with_followers(rebuilt(t5, tp_size=2), CPU, encoded)
     for ours, theirs in zip(split, encoded(Pipeline(t5, CPU)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_ranks_draft_alike(t5, sizes):
+    split = rebuilt(t5, max_batch_size=8, **sizes)
+    drafting = dataclasses.replace(CPU, num_speculative_tokens=3)
+    check_equal(with_followers(split, drafting, all_ways), all_ways(Pipeline(t5, CPU)))
 
 
 @pytest.mark.parametrize("cached", [True, False])
