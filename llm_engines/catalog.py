@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_engines.families import bart, fairseq, gpt2, llama, m2m100, marian, nemo, opt, t5
+from llm_engines.families import bart, fairseq, gpt2, llama, m2m100, marian, nemo, opt, pegasus, t5
 from llm_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -21,6 +21,7 @@ FAMILIES = (
     bart.BART,
     m2m100.M2M100,
     marian.MARIAN,
+    pegasus.PEGASUS,
     fairseq.FAIRSEQ,
     llama.LLAMA,
     opt.OPT,

@@ -18,6 +18,7 @@ MODELS = {
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),
     "m2m100": lambda: tiny.m2m100(seed=5),
     "marian": lambda: tiny.marian(),
+    "pegasus": lambda: tiny.pegasus(),
     "opt": lambda: tiny.opt(seed=2),
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
     "gpt2": lambda: tiny.gpt2(seed=1),

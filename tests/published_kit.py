@@ -105,6 +105,9 @@ SMALL = {
         _BART, _BART_PRESENT, model="M2M100ForConditionalGeneration", spread=0.55, finish=small_embeddings
     ),
     "marian": Small(_BART, _BART_PRESENT | {"decoder_vocab_size": VOCAB}, model="MarianMTModel", spread=0.4),
+    "pegasus": Small(
+        _BART, _BART_PRESENT, model="PegasusForConditionalGeneration", spread=0.55, finish=small_embeddings
+    ),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
     "gpt2": Small(_GPT2, _GPT2_PRESENT, model="GPT2LMHeadModel"),
@@ -273,6 +276,7 @@ LAYOUTS = {
     "google-t5__t5-large": _OLD_T5,
     "google-t5__t5-small": _OLD_T5,
     "google__byt5-small": _OLD_T5,
+    "google__pegasus-large": _OLD_BART,
     "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
     "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,
     "meta-llama__Llama-2-7b-hf": _OLD_LLAMA,

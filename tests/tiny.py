@@ -30,6 +30,8 @@ from transformers import (
     MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     SiglipVisionConfig,
     T5Config,
     T5ForConditionalGeneration,
@@ -116,7 +118,7 @@ def hf_tokens(model, pixel_values, max_new_tokens: int, **options) -> list[list[
 def pull_apart(model, seed: int, spread: float, end: int | None = None):
     """Initial weights are so small that every token would look alike; a longer row is the likeliest more often."""
     generator = torch.Generator().manual_seed(seed + 1)
-    for parameter in filter(lambda each: each.requires_grad, model.parameters()):  # but for Marian's sines
+    for parameter in filter(lambda each: each.requires_grad, model.parameters()):  # but for sines
         scale = spread if parameter.ndim >= 2 else spread / 2
         parameter.data += torch.randn(parameter.shape, generator=generator) * scale
     if end is not None:
@@ -175,6 +177,13 @@ def marian(seed: int = 0, spread: float = 0.4, logits_bias: bool = False, **opti
     return _bart_shaped(kinds, seed, spread, logits_bias=logits_bias, **special | options)
 
 
+def pegasus(seed: int = 0, spread: float = 0.4, logits_bias: bool = False, **options):
+    """Random PegasusForConditionalGeneration, which starts from its padding."""
+    special = {"forced_eos_token_id": None, "activation_function": "relu", "scale_embedding": True}
+    kinds = (PegasusConfig, PegasusForConditionalGeneration)
+    return small_embeddings(_bart_shaped(kinds, seed, spread, logits_bias=logits_bias, **special | options))
+
+
 def _bart_shaped(kinds, seed: int, spread: float, logits_bias: bool = False, **options):
     shape = {"vocab_size": 60, "d_model": 32, "max_position_embeddings": 96}
     for side in ("encoder", "decoder"):
@@ -183,7 +192,7 @@ def _bart_shaped(kinds, seed: int, spread: float, logits_bias: bool = False, **o
     model = kinds[1](kinds[0](**shape | options))
     if logits_bias:
         model.final_logits_bias = torch.randn_like(model.final_logits_bias)
-    return pull_apart(model, seed, spread, end=2)
+    return pull_apart(model, seed, spread, end=model.config.eos_token_id)
 
 
 def texts(model, lengths, seed: int = 0) -> list[list[int]]:

@@ -19,6 +19,7 @@ BASES = {
     "mbart": "facebook__mbart-large-50-many-to-many-mmt",
     "m2m_100": "facebook__m2m100_418M",
     "marian": "Helsinki-NLP__opus-mt-de-en",
+    "pegasus": "google__pegasus-large",
     "llama": "TinyLlama__TinyLlama-1.1B-Chat-v1.0",
     "mistral": "mistralai__Mistral-7B-v0.1",
     "gpt2": "openai-community__gpt2",
@@ -53,6 +54,9 @@ HONOURED = {
     "marian: two vocabularies, a head of its own": (
         BASES["marian"], {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
     "marian: absent keys": (BASES["marian"], {"decoder_vocab_size": None, "extra_pos_embeddings": 9}),
+    "pegasus: relics": (BASES["pegasus"], {"normalize_before": False, "add_final_layer_norm": False,
+                                           "static_position_embeddings": False, **UNREAD}),
+    "pegasus: unscaled": (BASES["pegasus"], {"scale_embedding": False, "activation_function": "gelu"}),
     # LLaMA, Mistral
     "null counts": (BASES["llama"], {"num_key_value_heads": None, "head_dim": None, **UNREAD}),
     "unread by llama": (BASES["llama"], {"rope_interleaved": True, "partial_rotary_factor": 0.5, "pretraining_tp": 4}),

@@ -29,6 +29,7 @@ TEXTS = {
     "bart: bias of the logits": lambda: tiny.bart(seed=2, logits_bias=True),
     "m2m100": lambda: tiny.m2m100(seed=5),
     "marian": lambda: tiny.marian(logits_bias=True),
+    "pegasus": lambda: tiny.pegasus(logits_bias=True),
 }
 SLOW = pytest.mark.slow
 

@@ -49,6 +49,12 @@ MODELS = {
         "marian, two vocabularies": lambda: tiny.marian(
             seed=2, spread=0.25, share_encoder_decoder_embeddings=False, decoder_vocab_size=40, logits_bias=True),
     },
+    "pegasus": {
+        "pegasus": lambda: tiny.pegasus(),
+        "pegasus, unequal sides, unscaled, gelu, a bias of the logits": lambda: tiny.pegasus(
+            seed=1, encoder_layers=1, decoder_layers=3, encoder_attention_heads=2, decoder_ffn_dim=20,
+            scale_embedding=False, activation_function="gelu", logits_bias=True),
+    },
 }  # fmt: skip
 
 
@@ -78,7 +84,7 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian"])
+@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian", "pegasus"])
 def ragged(request, tmp_path_factory):
     """A model, nine texts and their tokens alone."""
     model = getattr(tiny, request.param)(seed={"bart": 5, "m2m100": 5}.get(request.param, 0))
