@@ -27,6 +27,7 @@ from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
 from vlm.layers.rotary import Rotary, RotaryConfig
+from vlm.ops.attention_variant import AttentionVariant
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -43,6 +44,7 @@ class LlamaConfig(ModelConfig):
     tied: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    reach: int | None = None  # how far back attention looks; None: all the way
 
     def __post_init__(self) -> None:
         if isinstance(self.rotary, dict):
@@ -76,7 +78,8 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
         "hidden_size": hidden,
         "num_layers": reader.size("num_hidden_layers", 32),
         "num_heads": heads,
-        "max_positions": min(positions, _window(hf) or positions) if mistral else positions,
+        "max_positions": positions,
+        "reach": _reach(hf, positions) if mistral else None,
         "kv_heads": kv_heads,
         "head_size": head_size,
         "ffn_size": reader.size("intermediate_size", 14336 if mistral else 11008),
@@ -97,10 +100,11 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(**config)
 
 
-def _window(hf: dict[str, Any]) -> int | None:
-    """Returns how far Mistral's attention looks back, absent 4096, null as far as there is. Within it a sliding
-    attention is a full one, and no longer context is allowed."""
-    return hf.get("sliding_window", 4096)
+def _reach(hf: dict[str, Any], positions: int) -> int | None:
+    """Returns how far Mistral's attention looks back. The window holds the token itself; absent it is 4096, null is
+    none, and one that holds all positions is as good as none."""
+    window = hf.get("sliding_window", 4096) or positions
+    return window - 1 if window < positions else None
 
 
 def config_from_weights(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
@@ -120,7 +124,7 @@ class Block(nn.Module):
         self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         self.attention = SelfAttention(
             config.hidden_size, config.num_heads, layer, head_dim=config.head_size, num_kv_heads=config.kv_heads,
-            bias=config.attention_bias, context=context,
+            bias=config.attention_bias, variant=AttentionVariant(reach=config.reach), context=context,
         )  # fmt: skip
         self.ffn = FeedForward(
             config.hidden_size, config.ffn_size, config.activation, gated=True, bias=config.mlp_bias, context=context

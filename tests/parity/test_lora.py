@@ -26,6 +26,7 @@ TEXT = {
     "m2m100": (lambda: tiny.m2m100(seed=5), ATTENTION, FFN),
     "marian": (lambda: tiny.marian(), ATTENTION, FFN),
     "pegasus": (lambda: tiny.pegasus(seed=5), ATTENTION, FFN),
+    "t5gemma": (lambda: tiny.t5gemma(), ATTENTION, ["up_proj", "down_proj", "k_proj", "o_proj"]),
     "opt": (lambda: tiny.opt(seed=2), ATTENTION, FFN),
     "llama": (lambda: tiny.llama(seed=3, num_key_value_heads=2), ATTENTION, ["up_proj", "down_proj", "k_proj"]),
     "gpt2": (lambda: tiny.gpt2(seed=1), ["c_attn"], ["c_fc", "c_proj"]),

@@ -15,7 +15,7 @@ from tests.parity.cases import flat
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError
+from vlm.errors import ConfigError, InputError
 from vlm.executor import slot_cache
 
 LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
@@ -45,6 +45,14 @@ def compiled(model, folder, **limits):
 def mostly_slow(cases, quick):
     """The quick ones in the default run, the others in the long one."""
     return [pytest.param(make, id=name, marks=[] if name in quick else SLOW) for name, make in cases.items()]
+
+
+def test_attention_that_graphs_cannot_express(tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match="caps its attention scores, which exported graphs cannot express; build it for --backend torch",
+    ):
+        compiled(tiny.t5gemma(), tmp_path)
 
 
 def of_texts(texts):
