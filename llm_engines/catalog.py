@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from llm_engines.families import bart, fairseq, gpt2, llama, m2m100, marian, nemo, opt, qwen, t5
+from llm_engines.families import (
+    bart,
+    fairseq,
+    gpt2,
+    llama,
+    m2m100,
+    marian,
+    nemo,
+    opt,
+    pegasus,
+    qwen,
+    t5,
+    t5gemma,
+)
 from llm_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -14,6 +27,8 @@ MODELS = (
     ModelRef("opt", "llm_engines.models.opt:SPEC"),
     ModelRef("t5", "llm_engines.models.t5:SPEC"),
     ModelRef("t5-encoder", "llm_engines.models.t5:ENCODER_SPEC"),
+    ModelRef("t5gemma", "llm_engines.models.t5gemma:SPEC"),
+    ModelRef("t5gemma-encoder", "llm_engines.models.t5gemma:ENCODER_SPEC"),
 )
 FAMILIES = (
     t5.T5_ENCODER,
@@ -21,6 +36,8 @@ FAMILIES = (
     bart.BART,
     m2m100.M2M100,
     marian.MARIAN,
+    pegasus.PEGASUS,
+    t5gemma.T5GEMMA,
     fairseq.FAIRSEQ,
     llama.LLAMA,
     qwen.QWEN,

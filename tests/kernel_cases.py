@@ -27,6 +27,7 @@ from vlm.ops import sample as sample_op
 from vlm.ops import scale_rows as scale_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import activation as activation_kernel
 from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
@@ -51,6 +52,8 @@ from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 
 SLOTS = 6
+# capped alone, windows of one key, of fewer keys than a tile and of more
+VARIANTS = (PLAIN, *(AttentionVariant(*each) for each in ((2.0, None), (None, 0), (3.0, 67), (5.0, 6))))
 H200 = SimpleNamespace(multi_processor_count=132)
 
 
@@ -121,9 +124,11 @@ def paged_attention(device: torch.device) -> None:
         attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
         for kv in _kept(keys, values, device):
             for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
-                want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5, bias)
-                found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5, bias)
-                torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+                for variant in (PLAIN, VARIANTS[-1]):
+                    options = (*arguments, dim**-0.5, bias, variant)
+                    want = attention_op.reference(q.to(device), kv, *options)
+                    found = attention_kernel.paged_attention(q.to(device), kv, *options)
+                    torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
 
 
 def grouped_attention(device: torch.device) -> None:
@@ -136,9 +141,11 @@ def grouped_attention(device: torch.device) -> None:
         arguments = [x.to(device) for x in (tables, slots, lengths)]
         attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
         for kv in _kept(keys, values, device):
-            want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5)
-            found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5)
-            torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+            for variant in VARIANTS:
+                options = (*arguments, dim**-0.5, None, variant)
+                want = attention_op.reference(q.to(device), kv, *options)
+                found = attention_kernel.paged_attention(q.to(device), kv, *options)
+                torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
 
 
 def step_attention(device: torch.device) -> None:
@@ -154,13 +161,14 @@ def step_attention(device: torch.device) -> None:
         keys, values = (torch.randn(SLOTS * width, kv_heads, block, dim) for _ in range(2))
         biases = (None, torch.randn(heads, 2 * 7 + 1, device=device)) if heads == kv_heads else (None,)
         for half, bias in itertools.product((0, dim // 2, 2), biases):
+            variant = VARIANTS[-1] if half == 2 else PLAIN
             angles = torch.randn(rows, 2, half, device=device) if half else None
             places = lengths.to(device) - 1
             new = NewTokens(*parts[1:], places, angles)
             q = parts[0] if angles is None else rotary_op.rotate(parts[0], angles)
             k = parts[1] if angles is None else rotary_op.rotate(parts[1], angles)
             for ours, theirs in zip(_kept(keys, values, device), _kept(keys, values, device), strict=True):
-                arguments = (tables, slots, lengths.to(device), dim**-0.5, bias)
+                arguments = (tables, slots, lengths.to(device), dim**-0.5, bias, variant)
                 found = attention_kernel.paged_attention(parts[0], ours, *arguments, new)
                 write_op.reference(k, parts[2], theirs, tables, slots, places)
                 _check_equal(ours, theirs, atol=1e-6)
@@ -182,9 +190,10 @@ def prefill_attention(device: torch.device) -> None:
         tiles = torch.cat([tiles, torch.zeros(1, 4, dtype=torch.int32)]).to(device)
         for kv in _kept(keys, values, device):
             for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
-                want = prefill_op.reference(q, kv, tables, whole, dim**-0.5, bias)
-                found = prefill_kernel.prefill_attention(q, kv, tables, tiles, dim**-0.5, bias)
-                torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+                for variant in VARIANTS:
+                    want = prefill_op.reference(q, kv, tables, whole, dim**-0.5, bias, variant)
+                    found = prefill_kernel.prefill_attention(q, kv, tables, tiles, dim**-0.5, bias, variant)
+                    torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
 def rotary(device: torch.device) -> None:
@@ -242,14 +251,15 @@ def kv_write(device: torch.device) -> None:
 def packed_attention(device: torch.device) -> None:
     lengths = (5, 1, 70, 130, 64)
     rows = sum(lengths)
-    for heads, dim, most in ((3, 12, 6), (2, 64, 9), (1, 80, 40)):
-        q, k, v = torch.randn(rows, 3, heads, dim, device=device).unbind(1)
+    for heads, kv_heads, dim, most in ((3, 3, 12, 6), (4, 2, 64, 9), (3, 1, 80, 40)):
+        q, k, v = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
         whole, tiles = (torch.tensor(packed_op.tiles_of(lengths, n), dtype=torch.int32) for n in (None, 64))
         tiles = torch.cat([tiles, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
         for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
-            want = packed_op.reference(q, k, v, whole, dim**-0.5, bias)
-            found = packed_kernel.packed_attention(q, k, v, tiles, dim**-0.5, bias)
-            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+            for variant in VARIANTS:
+                want = packed_op.reference(q, k, v, whole, dim**-0.5, bias, variant)
+                found = packed_kernel.packed_attention(q, k, v, tiles, dim**-0.5, bias, variant)
+                torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
 def add_layer_norm(device: torch.device) -> None:

@@ -71,6 +71,10 @@ def _groups(config: Config) -> int:
     return max(1, 4 * config["num_key_value_heads"] // config["num_attention_heads"])
 
 
+def _first_two(config: Config) -> list[str]:
+    return config["layer_types"][:2]
+
+
 def _head_dim(config: Config) -> int:
     return 8 if config["head_dim"] * config["num_attention_heads"] == config["hidden_size"] else 12
 
@@ -106,6 +110,14 @@ SMALL = {
         _BART, _BART_PRESENT, model="M2M100ForConditionalGeneration", spread=0.55, finish=small_embeddings
     ),
     "marian": Small(_BART, _BART_PRESENT | {"decoder_vocab_size": VOCAB}, model="MarianMTModel", spread=0.4),
+    "pegasus": Small(
+        _BART, _BART_PRESENT, model="PegasusForConditionalGeneration", spread=0.55, finish=small_embeddings
+    ),
+    "t5gemma": Small(
+        {"vocab_size": VOCAB},
+        parts={"encoder": "t5_gemma_module", "decoder": "t5_gemma_module"},
+        model="T5GemmaForConditionalGeneration",
+    ),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
     "qwen2": Small(_LLAMA, _QWEN_PRESENT, model="Qwen2ForCausalLM"),
@@ -115,6 +127,9 @@ SMALL = {
     "opt": Small(_OPT, _OPT_PRESENT, model="OPTForCausalLM"),
 }
 TEXT = tuple(SMALL)
+SMALL["t5_gemma_module"] = Small(
+    _LLAMA | {"head_dim": 12, "sliding_window": 4}, {"num_key_value_heads": _groups, "layer_types": _first_two}
+)
 _VIT = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 3,
         "image_size": lambda config: 2 * config.get("patch_size", 14)}  # fmt: skip
 # grids of the last stage that are no smaller than the published windows
@@ -280,6 +295,8 @@ LAYOUTS = {
     "google-t5__t5-large": _OLD_T5,
     "google-t5__t5-small": _OLD_T5,
     "google__byt5-small": _OLD_T5,
+    "google__pegasus-large": _OLD_BART,
+    "google__t5gemma-2b-2b-prefixlm-it": Layout(shards=2, dtype=torch.bfloat16),
     "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
     "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,
     "meta-llama__Llama-2-7b-hf": _OLD_LLAMA,

@@ -32,6 +32,8 @@ from transformers import (
     MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -39,11 +41,15 @@ from transformers import (
     SiglipVisionConfig,
     T5Config,
     T5ForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
     UMT5Config,
     UMT5ForConditionalGeneration,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
 )
+
+from vlm.convert.config_reader import token_id
 
 END_SCALE = 1.4
 
@@ -122,7 +128,7 @@ def hf_tokens(model, pixel_values, max_new_tokens: int, **options) -> list[list[
 def pull_apart(model, seed: int, spread: float, end: int | None = None):
     """Initial weights are so small that every token would look alike; a longer row is the likeliest more often."""
     generator = torch.Generator().manual_seed(seed + 1)
-    for parameter in filter(lambda each: each.requires_grad, model.parameters()):  # but for Marian's sines
+    for parameter in filter(lambda each: each.requires_grad, model.parameters()):  # but for sines
         scale = spread if parameter.ndim >= 2 else spread / 2
         parameter.data += torch.randn(parameter.shape, generator=generator) * scale
     if end is not None:
@@ -181,6 +187,13 @@ def marian(seed: int = 0, spread: float = 0.4, logits_bias: bool = False, **opti
     return _bart_shaped(kinds, seed, spread, logits_bias=logits_bias, **special | options)
 
 
+def pegasus(seed: int = 0, spread: float = 0.4, logits_bias: bool = False, **options):
+    """Random PegasusForConditionalGeneration, which starts from its padding."""
+    special = {"forced_eos_token_id": None, "activation_function": "relu", "scale_embedding": True}
+    kinds = (PegasusConfig, PegasusForConditionalGeneration)
+    return small_embeddings(_bart_shaped(kinds, seed, spread, logits_bias=logits_bias, **special | options))
+
+
 def _bart_shaped(kinds, seed: int, spread: float, logits_bias: bool = False, **options):
     shape = {"vocab_size": 60, "d_model": 32, "max_position_embeddings": 96}
     for side in ("encoder", "decoder"):
@@ -189,13 +202,27 @@ def _bart_shaped(kinds, seed: int, spread: float, logits_bias: bool = False, **o
     model = kinds[1](kinds[0](**shape | options))
     if logits_bias:
         model.final_logits_bias = torch.randn_like(model.final_logits_bias)
-    return pull_apart(model, seed, spread, end=2)
+    return pull_apart(model, seed, spread, end=model.config.eos_token_id)
+
+
+def t5gemma(seed: int = 1, spread: float = 0.3, encoder: dict | None = None, decoder: dict | None = None, **options):
+    """Random T5GemmaForConditionalGeneration, whose windows and caps tell."""
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 12,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 5, "sliding_window": 4,
+             "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0, "max_position_embeddings": 96}  # fmt: skip
+    torch.manual_seed(seed)
+    sides = {"encoder": shape | (encoder or {}), "decoder": shape | (decoder or {})}
+    model = T5GemmaForConditionalGeneration(T5GemmaConfig(**sides, **{"vocab_size": 60, **options}))
+    model.generation_config.decoder_start_token_id = 2
+    pull_apart(model, seed, spread, end=1)
+    model.get_output_embeddings().weight.data /= 4  # else every token is followed by itself
+    return model
 
 
 def texts(model, lengths, seed: int = 0) -> list[list[int]]:
     """Token sequences of these lengths, special tokens left out but for the end."""
     generator = torch.Generator().manual_seed(seed)
-    end = model.config.eos_token_id
+    end = token_id(vars(model.config), "eos_token_id", 0)
     draw = lambda n: torch.randint(3, model.config.vocab_size, (n - 1,), generator=generator).tolist()  # noqa: E731
     return [[*draw(n), end] for n in lengths]
 
@@ -204,7 +231,7 @@ def texts(model, lengths, seed: int = 0) -> list[list[int]]:
 def hf_text(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
     """Tokens for one text alone, start token removed, up to and with the end token."""
     # its cache has as many layers as the encoder
-    deeper = getattr(model.config, "num_decoder_layers", 0) > model.config.num_hidden_layers
+    deeper = getattr(model.config, "num_decoder_layers", 0) > getattr(model.config, "num_hidden_layers", 0)
     options = {"do_sample": False, "num_beams": 1, "use_cache": not deeper, **options}
     prefix = options.pop("prefix", None)
     if prefix is not None:

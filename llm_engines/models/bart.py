@@ -1,10 +1,11 @@
-"""BART-shaped encoders and decoders: BART, mBART and mBART-50, M2M100 and NLLB-200, Marian, FairSeq's transformers for
-translation.
+"""BART-shaped encoders and decoders: BART, mBART and mBART-50, M2M100 and NLLB-200, Marian, PEGASUS, FairSeq's
+transformers for translation.
 
 Lewis et al., BART (arXiv:1910.13461); Liu et al., mBART (arXiv:2001.08210); Fan et al., M2M-100 (arXiv:2010.11125);
-NLLB Team (arXiv:2207.04672); Junczys-Dowmunt et al., Marian (arXiv:1804.00344); Vaswani et al. (arXiv:1706.03762). BART
-and Marian normalize after each sublayer; the others before it, and once more after the last. BART and mBART learn
-positions, which start at row 2; all others compute them from sines.
+NLLB Team (arXiv:2207.04672); Junczys-Dowmunt et al., Marian (arXiv:1804.00344); Zhang et al., PEGASUS
+(arXiv:1912.08777); Vaswani et al. (arXiv:1706.03762). BART and Marian normalize after each sublayer; the others before
+it, and once more after the last. BART and mBART learn positions, which start at row 2; all others compute them from
+sines.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> Ba
 
 
 def with_stored_positions(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
-    """Returns the configuration for positions as they were saved, where Marian's were: they are sines, too, but counted
-    by another program, or rounded."""
+    """Returns the configuration for positions as they were saved, where Marian's and PEGASUS's were: they are sines,
+    too, but counted by another program, or rounded."""
     stored = any(name.endswith("embed_positions.weight") for name in tensors)
     return dataclasses.replace(config, sinusoidal=config.sinusoidal and not stored)
 
@@ -150,7 +151,7 @@ class Stack(nn.Module):
 
 def sinusoids(rows: int, width: int, *, endpoint: bool = True) -> Tensor:
     """Returns a table [rows, width]: sines of frequencies that fall from 1 to 1/10000 (FairSeq's), or to one step
-    before it (Marian's), their cosines, a zero if the width is odd."""
+    before it (Marian's and PEGASUS's), their cosines, a zero if the width is odd."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - endpoint)))
     angles = torch.arange(rows)[:, None] * frequencies

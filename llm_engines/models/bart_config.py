@@ -60,6 +60,11 @@ CLASSES = {
         {"vocab_size": 58101, "bos_token_id": 0, "pad_token_id": 58100, "eos_token_id": 0,
          "decoder_start_token_id": 58100},
     ),
+    "pegasus": _Class(
+        {"pre_norm": True, "final_norm": True, "embedding_norm": False, "sinusoidal": True, "sine_endpoint": False,
+         "position_offset": 0},
+        {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    ),
 }  # fmt: skip
 ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads",
            "num_hidden_layers": "encoder_layers"}  # fmt: skip

@@ -26,6 +26,7 @@ from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
 from vlm.layers.rotary import Rotary
+from vlm.ops.attention_variant import AttentionVariant
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -49,7 +50,8 @@ class Block(nn.Module):
         self.attention = SelfAttention(
             config.hidden_size, config.num_heads, layer, head_dim=config.head_size, num_kv_heads=config.kv_heads,
             bias=config.attention_bias, out_bias=config.out_bias,
-            qk_norm_eps=config.norm_eps if config.qk_norm else None, context=context,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
+            variant=AttentionVariant(reach=config.reach), context=context,
         )  # fmt: skip
         self.ffn = FeedForward(
             config.hidden_size, config.ffn_size, config.activation, gated=True, bias=config.mlp_bias, context=context

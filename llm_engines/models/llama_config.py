@@ -24,6 +24,7 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     out_bias: bool | None = None  # of attention's output; None: as of its queries
     qk_norm: bool = False  # of each head's queries and keys
+    reach: int | None = None  # how far back attention looks; None: all the way
 
     def __post_init__(self) -> None:
         if self.out_bias is None:
@@ -86,7 +87,7 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
         "hidden_size": hidden,
         "num_layers": layers,
         "num_heads": heads,
-        "max_positions": min(positions, _window(hf, name, layers) or positions),
+        "max_positions": min(positions, _qwen_window(hf, name, layers) or positions),
         "kv_heads": kv_heads,
         "head_size": head_size,
         "ffn_size": reader.size("intermediate_size", kind.ffn),
@@ -98,6 +99,7 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
         "out_bias": bias if kind.out_bias is None else kind.out_bias,
         "mlp_bias": bool(reader.get("mlp_bias", False)) if kind.mlp_bias is None else kind.mlp_bias,
         "qk_norm": kind.qk_norm,
+        "reach": _reach(hf, positions) if name == "mistral" else None,
         "bos_token_id": token_id(hf, "bos_token_id", kind.ids[0]),
         "eos_token_id": token_id(hf, "eos_token_id", kind.ids[1]),
         "pad_token_id": token_id(hf, "pad_token_id", 0),
@@ -108,11 +110,16 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(**config)
 
 
-def _window(hf: dict[str, Any], kind: str, layers: int) -> int | None:
-    """Returns how far attention looks back where it slides, absent 4096; None: as far as there is. Within it a sliding
-    attention is a full one, and no longer context is allowed."""
-    if kind == "mistral":
-        return hf.get("sliding_window", 4096)
+def _reach(hf: dict[str, Any], positions: int) -> int | None:
+    """Returns how far Mistral's attention looks back. The window holds the token itself; absent it is 4096, null is
+    none, and one that holds all positions is as good as none."""
+    window = hf.get("sliding_window", 4096) or positions
+    return window - 1 if window < positions else None
+
+
+def _qwen_window(hf: dict[str, Any], kind: str, layers: int) -> int | None:
+    """Returns how far the attention of some layers looks back; None: as far as there is. Within it a sliding attention
+    is a full one, and no longer context is allowed."""
     if not kind.startswith("qwen") or not hf.get("use_sliding_window"):
         return None
     kinds = hf.get("layer_types")

@@ -26,6 +26,8 @@ MODELS = {
     "t5": lambda: tiny.t5(seed=1, tied=False),
     "bart": lambda: tiny.bart(seed=5),
     "marian": lambda: tiny.marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=40),
+    "pegasus": lambda: tiny.pegasus(),
+    "t5gemma": lambda: tiny.t5gemma(),
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
 }

@@ -29,6 +29,7 @@ MODELS = {
         "llama 3.1": lambda: tiny.llama(rope_parameters=LLAMA3, num_key_value_heads=1),
         "llama: yarn": lambda: tiny.llama(rope_parameters=YARN),
         "mistral": lambda: tiny.llama(kind="mistral", num_key_value_heads=2, sliding_window=None, hidden_act="gelu"),
+        "mistral within a window": lambda: tiny.llama(kind="mistral", num_key_value_heads=2, sliding_window=6),
     },
     "qwen": {
         "qwen3": lambda: tiny.llama(kind="qwen3", head_dim=12, num_key_value_heads=2, tie_word_embeddings=True),

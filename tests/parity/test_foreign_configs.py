@@ -19,6 +19,8 @@ BASES = {
     "mbart": "facebook__mbart-large-50-many-to-many-mmt",
     "m2m_100": "facebook__m2m100_418M",
     "marian": "Helsinki-NLP__opus-mt-de-en",
+    "pegasus": "google__pegasus-large",
+    "t5gemma": "google__t5gemma-2b-2b-prefixlm-it",
     "llama": "TinyLlama__TinyLlama-1.1B-Chat-v1.0",
     "mistral": "mistralai__Mistral-7B-v0.1",
     "gpt2": "openai-community__gpt2",
@@ -53,6 +55,9 @@ HONOURED = {
     "marian: two vocabularies, a head of its own": (
         BASES["marian"], {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
     "marian: absent keys": (BASES["marian"], {"decoder_vocab_size": None, "extra_pos_embeddings": 9}),
+    "pegasus: relics": (BASES["pegasus"], {"normalize_before": False, "add_final_layer_norm": False,
+                                           "static_position_embeddings": False, **UNREAD}),
+    "pegasus: unscaled": (BASES["pegasus"], {"scale_embedding": False, "activation_function": "gelu"}),
     # LLaMA, Mistral
     "null counts": (BASES["llama"], {"num_key_value_heads": None, "head_dim": None, **UNREAD}),
     "unread by llama": (BASES["llama"], {"rope_interleaved": True, "partial_rotary_factor": 0.5, "pretraining_tp": 4}),
@@ -65,6 +70,15 @@ HONOURED = {
     "unread by its rope": (BASES["llama"], {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta": 3}}),
     "mistral has no biases": (BASES["mistral"], {"attention_bias": True, "mlp_bias": True}),
     "mistral: no window": (BASES["mistral"], {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    # T5Gemma
+    "t5gemma: nothing is capped, all is seen": (
+        BASES["t5gemma"], {side: kit.facts(BASES["t5gemma"])[side] | {
+            "attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": ["full_attention"] * 2,
+            "attention_bias": True, "query_pre_attn_scalar": 9} for side in ("encoder", "decoder")}),
+    "t5gemma: sides of two widths, absent keys": (
+        BASES["t5gemma"], {"tie_word_embeddings": False, "decoder": {
+            "layer_types": ["full_attention", "sliding_attention"], "bos_token_id": 2, "pad_token_id": 0,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "cross_attention_hidden_size": 7}}),
     # GPT-2
     "by the layer": (BASES["gpt2"], {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
     "by the layer alone": (
@@ -128,6 +142,8 @@ REFUSED = {
     "num_attention_heads 32 is no multiple of num_key_value_heads 5": (BASES["llama"], {"num_key_value_heads": 5}),
     "vocab_size is '32000', it must be a whole number above 0": (BASES["llama"], {"vocab_size": "32000"}),
     "per_layer_config": (BASES["llama"], {"per_layer_config": {"0": {"hidden_act": "relu"}}}),
+    "T5Gemma decoder configuration cannot be run exactly: layer_types": (
+        BASES["t5gemma"], {"decoder": {"layer_types": ["chunked_attention"] * 26}}),
     "rms_norm_eps is null": (BASES["llama"], {"rms_norm_eps": None}),
 }  # fmt: skip
 

@@ -25,6 +25,8 @@ TEXT = {
     "bart": (lambda: tiny.bart(seed=5), ATTENTION, FFN),
     "m2m100": (lambda: tiny.m2m100(seed=5), ATTENTION, FFN),
     "marian": (lambda: tiny.marian(), ATTENTION, FFN),
+    "pegasus": (lambda: tiny.pegasus(seed=5), ATTENTION, FFN),
+    "t5gemma": (lambda: tiny.t5gemma(), ATTENTION, ["up_proj", "down_proj", "k_proj", "o_proj"]),
     "opt": (lambda: tiny.opt(seed=2), ATTENTION, FFN),
     "llama": (lambda: tiny.llama(seed=3, num_key_value_heads=2), ATTENTION, ["up_proj", "down_proj", "k_proj"]),
     "qwen3": (lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2), ATTENTION, ["k_proj"]),

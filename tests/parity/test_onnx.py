@@ -15,7 +15,7 @@ from tests.parity.cases import flat
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError
+from vlm.errors import ConfigError, InputError
 from vlm.executor import slot_cache
 
 LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
@@ -29,6 +29,7 @@ TEXTS = {
     "bart: bias of the logits": lambda: tiny.bart(seed=2, logits_bias=True),
     "m2m100": lambda: tiny.m2m100(seed=5),
     "marian": lambda: tiny.marian(logits_bias=True),
+    "pegasus": lambda: tiny.pegasus(logits_bias=True),
 }
 SLOW = pytest.mark.slow
 
@@ -44,6 +45,14 @@ def compiled(model, folder, **limits):
 def mostly_slow(cases, quick):
     """The quick ones in the default run, the others in the long one."""
     return [pytest.param(make, id=name, marks=[] if name in quick else SLOW) for name, make in cases.items()]
+
+
+def test_attention_that_graphs_cannot_express(tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match="caps its attention scores, which exported graphs cannot express; build it for --backend torch",
+    ):
+        compiled(tiny.t5gemma(), tmp_path)
 
 
 def of_texts(texts):

@@ -28,6 +28,16 @@ MODELS = {
         "umt5": lambda: tiny.t5(seed=1, kind="umt5"),
         "umt5, a head of its own": lambda: tiny.t5(seed=1, kind="umt5", tied=False),
     },
+    "t5gemma": {
+        "t5gemma": lambda: tiny.t5gemma(),
+        "t5gemma, unequal sides": lambda: tiny.t5gemma(
+            seed=2, encoder={"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "head_dim": 8,
+                             "num_key_value_heads": 6, "sliding_window": 9, "attn_logit_softcapping": 7.0}),
+        "t5gemma, uncapped, untied, biases, layers of its own": lambda: tiny.t5gemma(
+            seed=5, spread=0.2, tie_word_embeddings=False, decoder={
+                "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
+                "hidden_activation": "relu", "layer_types": ["full_attention", "sliding_attention"]}),
+    },
     "bart": {
         "bart": lambda: tiny.bart(),
         "bart, unequal sides, scaled, relu": lambda: tiny.bart(
@@ -48,6 +58,12 @@ MODELS = {
         "marian with a bias of the logits": lambda: tiny.marian(logits_bias=True),
         "marian, two vocabularies": lambda: tiny.marian(
             seed=2, spread=0.25, share_encoder_decoder_embeddings=False, decoder_vocab_size=40, logits_bias=True),
+    },
+    "pegasus": {
+        "pegasus": lambda: tiny.pegasus(),
+        "pegasus, unequal sides, unscaled, gelu, a bias of the logits": lambda: tiny.pegasus(
+            seed=1, encoder_layers=1, decoder_layers=3, encoder_attention_heads=2, decoder_ffn_dim=20,
+            scale_embedding=False, activation_function="gelu", logits_bias=True),
     },
 }  # fmt: skip
 
@@ -78,7 +94,7 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian"])
+@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian", "pegasus", "t5gemma"])
 def ragged(request, tmp_path_factory):
     """A model, nine texts and their tokens alone."""
     model = getattr(tiny, request.param)(seed={"bart": 5, "m2m100": 5}.get(request.param, 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from vlm.errors import ConfigError
@@ -10,15 +12,20 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.qk_norm import qk_norm
 from vlm.ops.rotary import rotary
 
 
 class Attention(nn.Module):
-    """Cuts what a Linear computes into heads, as many as its parts are wide. `scale` None: 1/sqrt(head_dim)."""
+    """Cuts what a Linear computes into heads, as many as its parts are wide. `scale` None: 1/sqrt(head_dim).
 
-    def __init__(self, head_dim: int, scale: float | None):
+    `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries.
+    """
+
+    def __init__(self, head_dim: int, scale: float | None, variant: AttentionVariant):
         super().__init__()
+        self.variant = variant
         self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
 
@@ -59,14 +66,17 @@ class EncoderAttention(Attention):
         head_dim: int | None = None,
         bias: bool = True,
         scale: float | None = None,
+        num_kv_heads: int | None = None,
+        variant: AttentionVariant = PLAIN,
     ):
-        super().__init__(head_dim or hidden // num_heads, scale)
-        inner = num_heads * self.head_dim
-        parts, units = {"q": inner, "k": inner, "v": inner}, head_units(num_heads, num_heads, context)
+        super().__init__(head_dim or hidden // num_heads, scale, variant)
+        inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
+        parts, units = {"q": inner, "k": kv, "v": kv}, head_units(num_heads, num_kv_heads or num_heads, context)
         self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
-        self.producers = {"out": Producer("qkv", "v")}
+        # a head of values that several of queries share would need one scale for all of theirs
+        self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
 
     def forward(
         self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None, *, angles: Tensor | None = None
@@ -79,10 +89,10 @@ class EncoderAttention(Attention):
             both = sum(self.qkv_heads[:2])
             turned = rotary(rows.view(len(rows), -1, self.head_dim)[:, :both], angles)
             q, k = turned.split(self.qkv_heads[:2], 1)
+        scores: dict[str, Any] = {"scale": self.scale, "bias": bias, "variant": self.variant}
         if batch.recorder is not None and batch.recorder.keep_attentions:
-            weights = batch.attention.attention_weights(q, k, scale=self.scale, bias=bias)
-            batch.recorder.attentions.append(weights)
-        mixed = batch.attention.encoder_attention(q, k, v, scale=self.scale, bias=bias)
+            batch.recorder.attentions.append(batch.attention.attention_weights(q, k, **scores))
+        mixed = batch.attention.encoder_attention(q, k, v, **scores)
         return self.out(mixed.flatten(1), batch)
 
 
@@ -106,8 +116,9 @@ class SelfAttention(Attention):
         scale: float | None = None,
         num_kv_heads: int | None = None,
         qk_norm_eps: float | None = None,
+        variant: AttentionVariant = PLAIN,
     ):
-        super().__init__(head_dim or hidden // num_heads, scale)
+        super().__init__(head_dim or hidden // num_heads, scale, variant)
         inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
         self.layer = layer
         parts, units = {"q": inner, "k": kv, "v": kv}, head_units(num_heads, num_kv_heads or num_heads, context)
@@ -129,7 +140,8 @@ class SelfAttention(Attention):
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         if self.has_norms:
             q, k = qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        mixed = batch.attention.self_attention(self.layer, q, k, v, scale=self.scale, bias=bias, angles=angles)
+        scores: dict[str, Any] = {"scale": self.scale, "bias": bias, "variant": self.variant}
+        mixed = batch.attention.self_attention(self.layer, q, k, v, angles=angles, **scores)
         return self.out(mixed.flatten(1), batch)
 
 
@@ -137,7 +149,8 @@ class CrossAttention(Attention):
     """Computes multi-head attention of each row over the encoder output of its sequence, whose K/V were written at
     admission.
 
-    They lie in the same pool as the self-attention's, in blocks of their own.
+    They lie in the same pool as the self-attention's, in blocks of their own. `features`: width of the encoder's rows,
+    where it is another than the decoder's.
     """
 
     def __init__(
@@ -150,24 +163,28 @@ class CrossAttention(Attention):
         head_dim: int | None = None,
         bias: bool = True,
         scale: float | None = None,
+        num_kv_heads: int | None = None,
+        features: int | None = None,
+        variant: AttentionVariant = PLAIN,
     ):
-        super().__init__(head_dim or hidden // num_heads, scale)
-        inner = num_heads * self.head_dim
+        super().__init__(head_dim or hidden // num_heads, scale, variant)
+        inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
         self.layer = layer
-        units = head_units(num_heads, num_heads, context)
+        units = head_units(num_heads, num_kv_heads or num_heads, context)
         self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", units=units, context=context)
-        self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", units=units, context=context)
+        parts = {"k": kv, "v": kv}
+        self.kv = Linear(features or hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.kv_heads = self.heads(self.kv)
-        self.producers = {"out": Producer("kv", "v")}
+        self.producers = {"out": Producer("kv", "v")} if kv == inner else {}
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends to the encoder's output: x [R, hidden] -> [R, hidden]"""
         q = self.q(x, batch).view(x.shape[0], -1, self.head_dim)
-        mixed = batch.attention.cross_attention(self.layer, q, scale=self.scale)
+        mixed = batch.attention.cross_attention(self.layer, q, scale=self.scale, variant=self.variant)
         return self.out(mixed.flatten(1), batch)
 
     def write(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Puts this layer's keys and values of an encoder's output [R, hidden] into the cache."""
+        """Puts this layer's keys and values of an encoder's output [R, features] into the cache."""
         k, v = self.split(self.kv(features, batch), self.kv_heads)
         batch.attention.write_cross(self.layer, k, v)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kv_write import kv_write
 from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
@@ -18,17 +19,27 @@ from vlm.ops.step_attention import step_attention
 class AttentionMetadata:
     """Does for attention layers what depends on the layout. Each layout has the kinds of attention its networks need.
 
-    q is [R, H, D]; k and v are [R, H_kv, D]; a result is [R, H, D]; `bias` is [H, 2 M + 1] by distance.
+    q is [R, H, D]; k and v are [R, H_kv, D]; a result is [R, H, D]; `bias` is [H, 2 M + 1] by distance;
+    `variant` says what else is done to scores.
     """
 
     def self_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        bias: Tensor | None,
+        angles: Tensor | None,
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Puts the rows' keys and values into the cache and attends to all earlier ones of the same sequence. `angles`
         [R, 2, n]: by which queries and keys are turned."""
         raise NotImplementedError
 
-    def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
+    def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
         """Attends to the encoder's output, as `write_cross` put it into the cache."""
         raise NotImplementedError
 
@@ -36,11 +47,15 @@ class AttentionMetadata:
         """Puts keys and values of the encoder's output into the cache."""
         raise NotImplementedError
 
-    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None) -> Tensor:
+    def encoder_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
+    ) -> Tensor:
         """Attends to all rows of the same sequence."""
         raise NotImplementedError
 
-    def attention_weights(self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None) -> list[Tensor]:
+    def attention_weights(
+        self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
+    ) -> list[Tensor]:
         """Returns what `encoder_attention` weighs values by: each sequence's [H, T, T] float32."""
         raise NotImplementedError
 
@@ -64,23 +79,34 @@ class PagedMetadata(AttentionMetadata):
     several: bool = False  # has a sequence more than one row of a decode step, which see those before?
 
     def self_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        bias: Tensor | None,
+        angles: Tensor | None,
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         kv = self.cache.layer(layer)
         if self.tiles is None and not self.several:
             new = NewTokens(k, v, self.places, angles)
-            return step_attention(q, new, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
+            return step_attention(q, new, kv, self.self_tables, self.slots, self.self_lengths, scale, bias, variant)
         if angles is None:
             kv_write(k, v, kv, self.self_tables, self.slots, self.places)
         else:
             q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
         if self.tiles is None:
-            return paged_attention(q, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
-        return prefill_attention(q, kv, self.self_tables, self.tiles, scale, bias)
+            return paged_attention(q, kv, self.self_tables, self.slots, self.self_lengths, scale, bias, variant)
+        return prefill_attention(q, kv, self.self_tables, self.tiles, scale, bias, variant)
 
-    def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
+    def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
         assert self.cross_lengths is not None
-        return paged_attention(q, self.cache.layer(layer), self.cross_tables, self.slots, self.cross_lengths, scale)
+        return paged_attention(
+            q, self.cache.layer(layer), self.cross_tables, self.slots, self.cross_lengths, scale, None, variant
+        )
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
         kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)
@@ -103,8 +129,12 @@ class PackedMetadata(AttentionMetadata):
 
     tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
 
-    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None) -> Tensor:
-        return packed_attention(q, k, v, self.tiles, scale, bias)
+    def encoder_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
+    ) -> Tensor:
+        return packed_attention(q, k, v, self.tiles, scale, bias, variant)
 
-    def attention_weights(self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None) -> list[Tensor]:
-        return attention_weights(q, k, self.tiles, scale, bias)
+    def attention_weights(
+        self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
+    ) -> list[Tensor]:
+        return attention_weights(q, k, self.tiles, scale, bias, variant)

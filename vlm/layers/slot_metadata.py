@@ -1,6 +1,7 @@
 """Attention metadata of graphs for other runtimes, over linear caches.
 
-A batch is `B` sequences of `S` rows each, right-padded; its rows lie one after the other, R = B · S.
+A batch is `B` sequences of `S` rows each, right-padded; its rows lie one after the other, R = B · S. Of variants of
+attention graphs know windows: `vlm.backends.graphs.export` refuses networks that cap scores.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.layers.attention_metadata import AttentionMetadata
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.rotary import slot_rotary
 from vlm.ops.slot_attention import slot_attention, slot_write
 
@@ -36,6 +38,17 @@ def unseen(dtype: torch.dtype) -> float:
     return -30000.0 if dtype == torch.float16 else -1e9
 
 
+def added(bias: Tensor | None, reach: int | None, distances: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns what is added to scores of keys at these distances [B, S, T] from queries: [B, H, S, T] of a bias
+    [H, 2 M + 1] by distance, else [B, 1, S, T]; keys beyond a window are hidden."""
+    if bias is None:
+        mask = torch.zeros_like(distances, dtype=dtype)[:, None]
+    else:
+        most = bias.shape[1] // 2
+        mask = bias.to(dtype)[:, distances.clamp(-most, most) + most].transpose(0, 1)
+    return mask if reach is None else mask.masked_fill((distances.abs() > reach)[:, None], unseen(dtype))
+
+
 def places(starts: Tensor, span: int) -> Tensor:
     """Returns the places [B, S] int64 of `span` rows each in sequences, from `starts` [B] on."""
     return starts[:, None] + torch.arange(span, device=starts.device)
@@ -51,10 +64,19 @@ class SlotMetadata(AttentionMetadata):
     self_caches: Caches
     cross_caches: Caches = field(default_factory=list)
     cross_lengths: Tensor | None = None  # [B] int64
-    _masks: dict[int, Tensor] = field(default_factory=dict)  # by bias, which layers share
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by what layers share
 
     def self_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        bias: Tensor | None,
+        angles: Tensor | None,
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         batch = self.starts.shape[0]
         q, k, v = (heads(x, batch) for x in (q, k, v))
@@ -64,21 +86,22 @@ class SlotMetadata(AttentionMetadata):
         keys, values = self.self_caches[layer]
         keys, values = slot_write(keys, k, self.starts), slot_write(values, v, self.starts)
         self.self_caches[layer] = keys, values
-        mask = None if bias is None else self._mask(bias, keys.shape[2], q.dtype)
+        mask = self._mask(bias, variant.reach, keys.shape[2], q.dtype)
         lengths = self.starts + self.span
-        return rows_of(slot_attention(scaled(q, scale), keys, values, mask, lengths, bias is None))
+        return rows_of(slot_attention(scaled(q, scale), keys, values, mask, lengths, mask is None))
 
-    def _mask(self, bias: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-        """Returns [B, H, S, T] of [H, 2 M + 1] by distance, later keys hidden: bias and causality exclude each
-        other."""
-        if id(bias) not in self._masks:
-            most = bias.shape[1] // 2
-            distances = torch.arange(keys, device=bias.device) - places(self.starts, self.span)[..., None]
-            mask = bias.to(dtype)[:, distances.clamp(-most, most) + most].transpose(0, 1)
-            self._masks[id(bias)] = mask.masked_fill((distances > 0)[:, None], unseen(dtype))
-        return self._masks[id(bias)]
+    def _mask(self, bias: Tensor | None, reach: int | None, keys: int, dtype: torch.dtype) -> Tensor | None:
+        """Returns what is added, later keys hidden: a mask and causality exclude each other. None: nothing is."""
+        if bias is None and reach is None:
+            return None
+        if (name := (id(bias), reach)) not in self._masks:
+            distances = torch.arange(keys, device=self.starts.device) - places(self.starts, self.span)[..., None]
+            self._masks[name] = added(bias, reach, distances, dtype).masked_fill(
+                (distances > 0)[:, None], unseen(dtype)
+            )
+        return self._masks[name]
 
-    def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
+    def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
         q = scaled(heads(q, self.starts.shape[0]), scale)
         keys, values = self.cross_caches[layer]
         return rows_of(slot_attention(q, keys, values, None, self.cross_lengths, False))
@@ -103,12 +126,11 @@ class PaddedMetadata(AttentionMetadata):
     lengths: Tensor  # [B] int64
     span: int  # S
 
-    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None) -> Tensor:
+    def encoder_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
+    ) -> Tensor:
         q, k, v = (heads(x, self.lengths.shape[0]) for x in (q, k, v))
-        mask = None if bias is None else self._mask(bias, q.dtype)
+        at = torch.arange(self.span, device=q.device)
+        is_plain = bias is None and variant.reach is None
+        mask = None if is_plain else added(bias, variant.reach, (at - at[:, None])[None], q.dtype)
         return rows_of(slot_attention(scaled(q, scale), k, v, mask, self.lengths, False))
-
-    def _mask(self, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns [1, H, S, S] of [H, 2 M + 1] by distance."""
-        most, at = bias.shape[1] // 2, torch.arange(self.span, device=bias.device)
-        return bias.to(dtype)[None, :, (at - at[:, None]).clamp(-most, most) + most]

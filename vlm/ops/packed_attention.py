@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN, AttentionVariant, attend
 from vlm.ops.tiles import TILE_ROWS
 
 
@@ -24,31 +24,56 @@ def tiles_of(lengths: Iterable[int], rows: int | None = TILE_ROWS) -> list[tuple
     return tiles
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
-    out = torch.empty_like(q)
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    variant: AttentionVariant = PLAIN,
+) -> Tensor:
+    out, groups = torch.empty_like(q), q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     todo = tiles.tolist()
     for (start, begin, end), following in zip(todo, [*todo[1:], [len(q)] * 3], strict=True):
         queries = slice(start, min(end, following[0]))
         one, keys, values = (x.transpose(0, 1)[None].float() for x in (q[queries], k[begin:end], v[begin:end]))
-        if bias is None:
-            y = F.scaled_dot_product_attention(one, keys, values, scale=scale)
+        mask = _mask(bias, variant, q.device, first=queries.start - begin, last=queries.stop - begin, keys=end - begin)
+        if mask is None:
+            y = attend(one, keys, values, None, scale, variant)
         else:
             # with the queries turned round, the table of biases is a view of its vector
-            mask = _toeplitz(bias, queries.start - begin, queries.stop - begin, end - begin)
-            y = F.scaled_dot_product_attention(one.flip(2), keys, values, attn_mask=mask[None], scale=scale).flip(2)
+            y = attend(one.flip(2), keys, values, mask, scale, variant).flip(2)
         out[queries] = y[0].transpose(0, 1).to(q.dtype)
     return out
 
 
-def attention_weights(q: Tensor, k: Tensor, tiles: Tensor, scale: float, bias: Tensor | None) -> list[Tensor]:
-    """Returns softmax(q kᵀ · scale + bias) of each sequence, [H, T, T] float32: for those who look at them."""
-    weights = []
+def attention_weights(
+    q: Tensor, k: Tensor, tiles: Tensor, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
+) -> list[Tensor]:
+    """Returns the softmax of `packed_attention` for each sequence, [H, T, T] float32: for those who look at it."""
+    weights, k = [], k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     for begin, end in dict.fromkeys((b, e) for _, b, e in tiles.tolist() if e > b):
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k[begin:end].float()) * scale
-        if bias is not None:
-            scores = scores + _toeplitz(bias, 0, end - begin, end - begin).flip(1)
+        mask = _mask(bias, variant, q.device, first=0, last=end - begin, keys=end - begin)
+        scores = variant.capped(scores)
+        if mask is not None:
+            mask = mask.flip(-2)
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         weights.append(scores.softmax(-1))
     return weights
+
+
+def _mask(
+    bias: Tensor | None, variant: AttentionVariant, device: torch.device, *, first: int, last: int, keys: int
+) -> Tensor | None:
+    """Returns what is seen [queries, keys] or added [H, queries, keys], entry (i, j) that of key j for query
+    last - 1 - i."""
+    table = None if bias is None else _toeplitz(bias, first, last, keys)
+    queries = torch.arange(last - 1, first - 1, -1, device=device)
+    return variant.within(table, torch.arange(keys, device=device) - queries[:, None])
 
 
 def _toeplitz(bias: Tensor, first: int, last: int, keys: int) -> Tensor:
@@ -60,16 +85,22 @@ def _toeplitz(bias: Tensor, first: int, last: int, keys: int) -> Tensor:
 
 
 def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    variant: AttentionVariant = PLAIN,
 ) -> Tensor:
-    """Computes softmax(q kᵀ · scale + bias) v within each sequence.
+    """Computes softmax(q kᵀ · scale + bias) v within each sequence, as the variant says.
 
-    q, k, v [R, H, D] (may be strided views); tiles [T, 3] int32 (`tiles_of`, in order), on CUDA empty ones (0, 0, 0)
-    may follow; bias [H, 2 M + 1] float32: what is added at key - query distance -M … M, the ends for all beyond
-    -> [R, H, D]
+    q [R, H, D], k, v [R, H_kv, D] (may be strided views), H a multiple of H_kv; tiles [T, 3] int32 (`tiles_of`, in
+    order), on CUDA empty ones (0, 0, 0) may follow; bias [H, 2 M + 1] float32: what is added at key - query distance
+    -M … M, the ends for all beyond -> [R, H, D]
     """
     if q.is_cuda:
         from vlm.ops.kernels.packed_attention import packed_attention as kernel
 
-        return kernel(q, k, v, tiles, scale, bias)
-    return reference(q, k, v, tiles, scale, bias)
+        return kernel(q, k, v, tiles, scale, bias, variant)
+    return reference(q, k, v, tiles, scale, bias, variant)

@@ -7,9 +7,9 @@ that slot's block table. Several query heads may share a head of keys and values
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN, AttentionVariant, attend
 from vlm.ops.paged_kv import PagedKV
 
 
@@ -21,6 +21,7 @@ def reference(
     lengths: Tensor,
     scale: float,
     bias: Tensor | None = None,
+    variant: AttentionVariant = PLAIN,
 ) -> Tensor:
     longest = int(lengths.max())
     blocks = tables[slots.long(), : -(-longest // kv.block_size)].long()  # [R, n]
@@ -33,14 +34,14 @@ def reference(
         # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
         for part in (k, v):
             part.masked_fill_(~inside[:, None, :, None], 0.0)
+    back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
     if bias is not None:
         most = bias.shape[1] // 2
-        back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
         row_bias = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
         mask = row_bias if mask is None else row_bias.masked_fill(~mask, float("-inf"))
     # the query heads that share a head of keys stand where a sequence's queries do
     queries = q.float().view(len(q), k.shape[1], -1, q.shape[2])
-    y = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale)
+    y = attend(queries, k, v, variant.within(mask, back[:, None, None]), scale, variant)
     return y.reshape(q.shape).to(q.dtype)
 
 
@@ -63,8 +64,9 @@ def paged_attention(
     lengths: Tensor,
     scale: float,
     bias: Tensor | None = None,
+    variant: AttentionVariant = PLAIN,
 ) -> Tensor:
-    """Computes softmax(q kᵀ · scale + bias) v per row.
+    """Computes softmax(q kᵀ · scale + bias) v per row, as the variant says.
 
     q [R, H, D]; kv of H_kv heads, H a multiple of H_kv; tables [S, n] int32, the blocks of each slot; slots [R] int32;
     lengths [R] int32, at least 1; bias [H, 2 M + 1] float32, where H = H_kv: what is added at key - query distance
@@ -73,5 +75,5 @@ def paged_attention(
     if q.is_cuda:
         from vlm.ops.kernels.paged_attention import paged_attention as kernel
 
-        return kernel(q, kv, tables, slots, lengths, scale, bias)
-    return reference(q, kv, tables, slots, lengths, scale, bias)
+        return kernel(q, kv, tables, slots, lengths, scale, bias, variant)
+    return reference(q, kv, tables, slots, lengths, scale, bias, variant)

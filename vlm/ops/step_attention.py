@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kv_write import kv_write
 from vlm.ops.paged_attention import paged_attention
 from vlm.ops.paged_kv import NewTokens, PagedKV
@@ -19,6 +20,7 @@ def step_attention(
     lengths: Tensor,
     scale: float,
     bias: Tensor | None = None,
+    variant: AttentionVariant = PLAIN,
 ) -> Tensor:
     """Writes each row's new token to its place, the last of its `lengths`, then does what `paged_attention` says, of
     whose arguments these are; where there are angles, queries and keys are turned first. No two rows write to one
@@ -27,9 +29,9 @@ def step_attention(
         from vlm.ops.kernels import paged_attention as kernel
 
         if kernel.num_splits(q, kv, tables) > 1:
-            return kernel.paged_attention(q, kv, tables, slots, lengths, scale, bias, new)
+            return kernel.paged_attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
     if new.angles is None:
         kv_write(new.k, new.v, kv, tables, slots, new.places)
     else:
         q = rotary_kv_write(q, new.k, new.v, new.angles, kv, tables, slots, new.places)
-    return paged_attention(q, kv, tables, slots, lengths, scale, bias)
+    return paged_attention(q, kv, tables, slots, lengths, scale, bias, variant)

@@ -18,6 +18,8 @@ from vlm.backends.graphs.form import GraphForm
 from vlm.backends.graphs.io import GraphIO, Port
 from vlm.backends.graphs.networks import GRAPHS
 from vlm.backends.graphs.quantized_linear import products_as_nodes
+from vlm.errors import ConfigError
+from vlm.layers.attention import Attention
 from vlm.ops import add_rms_norm, rotary, slot_attention
 
 OPSET = 24  # attention over lengths, writes into caches
@@ -28,7 +30,12 @@ EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
 
 
 def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphForm = qdq.FORM) -> None:
-    """Writes graph `name` of a network to `path`, large weights to a file beside it."""
+    """Writes graph `name` of a network to `path`, large weights to a file beside it. ConfigError for a
+    network that graphs cannot express."""
+    if any(isinstance(module, Attention) and module.variant.softcap for module in network.modules()):
+        raise ConfigError(
+            "this model caps its attention scores, which exported graphs cannot express; build it for --backend torch."
+        )
     # a span of one would be taken for all that there is
     module, inputs = GRAPHS[name](network).eval(), examples(replace(io, max_span=None))
     with _quiet(), torch.no_grad(), products_as_nodes(network):

@@ -12,3 +12,9 @@ import torch
 def device_properties(index: int | None) -> Any:
     """Returns CUDA's properties of a device; None: of the first one."""
     return torch.cuda.get_device_properties(index or 0)
+
+
+def num_stages(width: int, dtype: torch.dtype) -> int:
+    """Returns how many tiles of 64 keys and values of so many numbers a kernel may have under way, in 160 KB of shared
+    memory."""
+    return max(1, min(3, 1280 // (width * dtype.itemsize)))

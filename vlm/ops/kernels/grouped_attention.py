@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.splits import is_last, merge
@@ -22,6 +23,7 @@ def attend(
     scale, q_row, q_head, k_row, v_row, block_stride, head_stride, scale_stride, table_stride,
     GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, NEW: tl.constexpr, MOST: tl.constexpr,
+    CAP: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -45,12 +47,16 @@ def attend(
             k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride, k_scale_ptr + kv_head * BLOCK,
             v_scale_ptr + kv_head * BLOCK, table, cached, is_writer, block_stride, scale_stride, DIM, HALF, BLOCK, MOST,
         )  # fmt: skip
-        highest = tl.where(is_writer, tl.sum(q * new_k[None, :], 1) * scale, highest)
+        score = base_2_scores(tl.sum(q * new_k[None, :], 1) * scale, CAP)
+        highest = tl.where(is_writer, score, highest)
         total = tl.where(is_writer, 1.0, total)
         acc = tl.where(is_writer, new_v[None, :], acc)
     q = q.to(q_ptr.dtype.element_ty)
-    share = tl.cdiv(tl.cdiv(cached, SPLITS), TILE) * TILE
-    begin = split * share
+    seen = 0  # the first token
+    if REACH >= 0:
+        seen = tl.maximum(length - 1 - REACH, 0)
+    share = tl.cdiv(tl.cdiv(cached - seen, SPLITS), TILE) * TILE
+    begin = seen + split * share
     end = tl.minimum(begin + share, cached)
     for start in range(begin, end, TILE):
         n = start + tl.arange(0, TILE)
@@ -66,6 +72,7 @@ def attend(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if MOST > 0:
             scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
+        scores = base_2_scores(scores, CAP)
         scores = tl.where(inside[None, :], scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)

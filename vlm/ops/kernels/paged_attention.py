@@ -12,16 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels import grouped_attention
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.kernels import attention_variant, grouped_attention
+from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
-from vlm.ops.kernels.device import device_properties
+from vlm.ops.kernels.device import device_properties, num_stages
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.kernels.splits import is_last, merge
 from vlm.ops.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
 
-LOG2E = 1.4426950408889634
 TILE = 32  # tokens a step of a program of one warp: 93% of an H200's bandwidth at 128 rows
 SPLIT_TILE, SPLIT_WARPS = 128, 4  # the same where the context is split: one step where it is short
 
@@ -51,7 +52,8 @@ def _attend(
     bias_ptr, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr,
     scale, q_row, q_head, k_row, v_row, block_stride, head_stride, scale_stride, table_stride, FAR,
     D: tl.constexpr, D_PAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, NEW: tl.constexpr, MOST: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, NEW: tl.constexpr, MOST: tl.constexpr, CAP: tl.constexpr,
+    REACH: tl.constexpr,
 ):  # fmt: skip
     # what a step finds in the cache, its lengths and tables: who writes these lets no kernel start before it ends
     let_next_start()
@@ -60,8 +62,11 @@ def _attend(
     length = tl.load(lengths_ptr + row)
     table = tables_ptr + tl.load(slots_ptr + row) * table_stride
     cached = length - 1 if NEW else length
-    share = tl.cdiv(tl.cdiv(cached, SPLITS), BLOCK) * BLOCK
-    begin = split * share
+    seen = 0  # the first token
+    if REACH >= 0:
+        seen = tl.maximum(length - 1 - REACH, 0)
+    share = tl.cdiv(tl.cdiv(cached - seen, SPLITS), BLOCK) * BLOCK
+    begin = seen + split * share
     end = tl.minimum(begin + share, cached)
     d, n = tl.arange(0, D_PAD), begin + tl.arange(0, TILE)
     if SPLITS > 1:
@@ -82,7 +87,7 @@ def _attend(
             k_ptr + head * head_stride, v_ptr + head * head_stride, k_scale_ptr + head * BLOCK,
             v_scale_ptr + head * BLOCK, table, cached, is_writer, block_stride, scale_stride, D, HALF, BLOCK, MOST,
         )  # fmt: skip
-        score = tl.sum(new_k * q)
+        score = base_2_scores(tl.sum(new_k * q), CAP)
         if BIAS:
             score += tl.load(bias_ptr + head * (2 * FAR + 1) + FAR) * 1.4426950408889634
         highest = tl.where(is_writer, score, highest)
@@ -96,7 +101,7 @@ def _attend(
                 D, BLOCK, MOST,
             )  # fmt: skip
         inside = n < end
-        scores = tl.sum(k.to(tl.float32) * q[None, :], 1) * k_scale
+        scores = base_2_scores(tl.sum(k.to(tl.float32) * q[None, :], 1) * k_scale, CAP)
         if BIAS:
             far = tl.minimum(tl.maximum(n - (length - 1), -FAR), FAR) + FAR
             scores += tl.load(bias_ptr + head * (2 * FAR + 1) + far) * 1.4426950408889634
@@ -150,6 +155,7 @@ def paged_attention(
     lengths: Tensor,
     scale: float,
     bias: Tensor | None = None,
+    variant: AttentionVariant = PLAIN,
     new: NewTokens | None = None,
 ) -> Tensor:
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say."""
@@ -164,11 +170,11 @@ def paged_attention(
     stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
     acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
     inputs = (q, kv.keys, kv.values, *kernel_scales(kv), k, v, q if angles is None else angles, tables, slots, lengths)
-    outputs = (out, acc, *stats, kv.arrivals, scale * LOG2E)
+    outputs = (out, acc, *stats, kv.arrivals, attention_variant.product_scale(scale, variant))
     strides = (q.stride(0), q.stride(1), k.stride(0), v.stride(0), *kv.keys.stride()[:2], scale_stride(kv))
     constants = {
         "HALF": 0 if angles is None else angles.shape[2], "BLOCK": block, "SPLITS": splits, "NEW": new is not None,
-        "MOST": MOST[kv.keys.dtype] if kv.is_quantized else 0.0,
+        "MOST": MOST[kv.keys.dtype] if kv.is_quantized else 0.0, **attention_variant.constants(variant),
     }  # fmt: skip
     if kv_heads < heads:
         assert bias is None
@@ -176,7 +182,7 @@ def paged_attention(
         grouped_attention.attend[(rows, kv_heads, splits)](
             *inputs, *outputs, *strides, tables.stride(0),
             GROUP=group, G=max(16, triton.next_power_of_2(group)), DIM=dim, D=max(16, pad), PAD=pad,
-            TILE=grouped_attention.TILE, num_warps=4, **constants,
+            TILE=grouped_attention.TILE, num_warps=4, num_stages=num_stages(pad, kv.keys.dtype), **constants,
         )  # fmt: skip
     else:
         split_kind = {"TILE": TILE, "num_warps": 1} if splits == 1 else {"TILE": SPLIT_TILE, "num_warps": SPLIT_WARPS}

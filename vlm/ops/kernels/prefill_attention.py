@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
+from vlm.ops.kernels.device import num_stages
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import PagedKV
 from vlm.ops.tiles import TILE_ROWS
 
-LOG2E = 1.4426950408889634
-TILE_KEYS = 64
+TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the first tile of them, whatever its window
 
 
 @jit
@@ -25,7 +27,8 @@ def _attend(
     q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, tiles_ptr, bias_ptr, out_ptr,
     scale, q_row, block_stride, head_stride, scale_stride, table_stride, MOST,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr, CAP: tl.constexpr,
+    REACH: tl.constexpr,
 ):  # fmt: skip
     # the longest tiles first: they take the most time
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
@@ -43,7 +46,10 @@ def _attend(
     highest = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
-    for first in range(0, end, N):
+    low = 0
+    if REACH >= 0:
+        low = tl.maximum(position - REACH, 0)
+    for first in range(low, end, N):
         n = first + tl.arange(0, N)
         block = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
         at = (block * block_stride + inside + (n % BLOCK) * DIM)[:, None] + d[None, :]
@@ -56,12 +62,15 @@ def _attend(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if QUANTIZED:
             scores *= tl.load(key_scales_ptr + scaled, mask=n < end, other=0.0)[None, :]
+        scores = base_2_scores(scores, CAP)
         if BIAS:
             far = n[None, :] - here[:, None]
             far = tl.minimum(tl.maximum(far, -MOST), MOST) + MOST
             scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
         if first + N > position:
             scores = tl.where((n[None, :] <= here[:, None]) & (n < end)[None, :], scores, -float("inf"))
+        if REACH >= 0:
+            scores = tl.where(here[:, None] - n[None, :] <= REACH, scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
@@ -75,17 +84,24 @@ def _attend(
 
 
 def prefill_attention(
-    q: Tensor, kv: PagedKV, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None
+    q: Tensor,
+    kv: PagedKV,
+    tables: Tensor,
+    tiles: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    variant: AttentionVariant = PLAIN,
 ) -> Tensor:
     rows, heads, dim = q.shape
     assert q.stride(1) == dim and q.stride(2) == 1, "heads of a row must be contiguous"
     assert bias is None or bias.is_contiguous()
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     _attend[(len(tiles), heads)](
-        q, kv.keys, kv.values, *kernel_scales(kv), tables, tiles, tiles if bias is None else bias, out, scale * LOG2E,
-        q.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv), tables.stride(0),
-        0 if bias is None else bias.shape[1] // 2,
+        q, kv.keys, kv.values, *kernel_scales(kv), tables, tiles, tiles if bias is None else bias, out,
+        product_scale(scale, variant), q.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv),
+        tables.stride(0), 0 if bias is None else bias.shape[1] // 2,
         HEADS=heads, GROUP=heads // kv.keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
         BLOCK=kv.block_size, M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, QUANTIZED=kv.is_quantized, num_warps=4,
+        num_stages=num_stages(dim, kv.keys.dtype), **constants(variant),
     )  # fmt: skip
     return out

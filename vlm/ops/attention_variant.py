@@ -1,0 +1,43 @@
+"""What some models do to attention scores beside scaling them: cap them, or look no further than a window."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class AttentionVariant(NamedTuple):
+    """Says how scores are changed, and which keys are seen beside what causality allows."""
+
+    softcap: float | None = None  # a score s becomes softcap · tanh(s / softcap) (Gemma Team, arXiv:2408.00118)
+    reach: int | None = None  # of a sliding window: how far from the query a key may lie
+
+    def capped(self, scores: Tensor) -> Tensor:
+        return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
+
+    def within(self, mask: Tensor | None, distances: Tensor) -> Tensor | None:
+        """Returns a mask, of what is seen or added, that hides what lies beyond the window, too. `distances`: of keys
+        from queries, of the mask's shape or one that becomes it."""
+        if self.reach is None:
+            return mask
+        near = distances.abs() <= self.reach
+        if mask is None:
+            return near
+        return mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, float("-inf"))
+
+
+PLAIN = AttentionVariant()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, variant: AttentionVariant) -> Tensor:
+    """Computes softmax(capped(q kᵀ · scale) + mask) v, float32: q [..., S, D], k and v [..., T, D]; mask: what is seen
+    (bool) or added, the variant's window within it -> [..., S, D]"""
+    if variant.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = variant.capped(q @ k.mT * scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1) @ v
