@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, llava, nougat, vila
+from visual_engines.families import blip2, llava, nougat, trocr, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -11,6 +11,7 @@ MODELS = (
     ModelRef("donut-swin", "visual_engines.models.swin:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
+    ModelRef("vit", "visual_engines.models.vit_encoder:SPEC"),
 )
-FAMILIES = (nougat.NOUGAT, llava.LLAVA, blip2.BLIP2_OPT, blip2.BLIP2_T5, vila.VILA)
+FAMILIES = (nougat.NOUGAT, trocr.TROCR, llava.LLAVA, blip2.BLIP2_OPT, blip2.BLIP2_T5, vila.VILA)
 CONVERTERS = (vila.CONVERTER, llava.CONVERTER)  # VILA's folders look like LLaVA's

@@ -117,7 +117,8 @@ class CrossAttention(Attention):
     """Computes multi-head attention of each row over the encoder output of its sequence, whose K/V were written at
     admission.
 
-    They lie in the same pool as the self-attention's, in blocks of their own.
+    They lie in the same pool as the self-attention's, in blocks of their own. `encoder_size` None: the encoder's rows
+    are as wide as its own.
     """
 
     def __init__(
@@ -130,13 +131,15 @@ class CrossAttention(Attention):
         head_dim: int | None = None,
         bias: bool = True,
         scale: float | None = None,
+        encoder_size: int | None = None,
     ):
         super().__init__(head_dim or hidden // num_heads, scale)
         inner = num_heads * self.head_dim
         self.layer = layer
         units = head_units(num_heads, num_heads, context)
         self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", units=units, context=context)
-        self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", units=units, context=context)
+        parts = {"k": inner, "v": inner}
+        self.kv = Linear(encoder_size or hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.kv_heads = self.heads(self.kv)
         self.producers = {"out": Producer("kv", "v")}
@@ -148,6 +151,6 @@ class CrossAttention(Attention):
         return self.out(mixed.flatten(1), batch)
 
     def write(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Puts this layer's keys and values of an encoder's output [R, hidden] into the cache."""
+        """Puts this layer's keys and values of an encoder's output [R, encoder_size] into the cache."""
         k, v = self.split(self.kv(features, batch), self.kv_heads)
         batch.attention.write_cross(self.layer, k, v)
