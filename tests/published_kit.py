@@ -38,7 +38,6 @@ LEFT_OUT = {
 # of a supported model_type, and still refused -> what the sentence says
 REFUSED = {
     "distilbert__distilgpt2__oldest": "names no model_type",
-    "naver-clova-ix__donut-base__user_finetune": "is Donut",
     "quant__bitsandbytes_nf4_molmo": "is Molmo",
     "quant__fbgemm_fp8_llama3.1_405b": "is quantized (fbgemm_fp8)",
     "quant__fp8_block_qwen3_8b": "is quantized (fp8)",

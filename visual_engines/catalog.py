@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, llava, nougat, trocr, vila
+from visual_engines.families import blip2, donut, llava, nougat, trocr, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -13,5 +13,13 @@ MODELS = (
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
     ModelRef("vit", "visual_engines.models.vit_encoder:SPEC"),
 )
-FAMILIES = (nougat.NOUGAT, trocr.TROCR, llava.LLAVA, blip2.BLIP2_OPT, blip2.BLIP2_T5, vila.VILA)
+FAMILIES = (
+    donut.DONUT,  # before Nougat, whose networks are the same
+    nougat.NOUGAT,
+    trocr.TROCR,
+    llava.LLAVA,
+    blip2.BLIP2_OPT,
+    blip2.BLIP2_T5,
+    vila.VILA,
+)
 CONVERTERS = (vila.CONVERTER, llava.CONVERTER)  # VILA's folders look like LLaVA's

@@ -116,8 +116,8 @@ def _words(kind: Any, name: str, instead: str) -> str:
 
 
 def _encoder_decoder(model: ModelFiles) -> str | None:
-    """Tells Donut and texify from Nougat, which has their model_type, encoder and decoder, by the processor. TrOCR has
-    a decoder of its own."""
+    """Tells texify from Nougat and Donut, which have its model_type, encoder and decoder, by the processor. TrOCR has a
+    decoder of its own."""
     kind, parts = model.config["model_type"], [model.config.get(part) for part in ("encoder", "decoder")]
     parts = [part for part in parts if isinstance(part, dict)]
     if len(parts) != 2:
@@ -131,8 +131,6 @@ def _encoder_decoder(model: ModelFiles) -> str | None:
     classes = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
     if any("VariableDonut" in name or "texify" in name for name in classes):
         return _words(kind, "texify, whose image processor is code of its own", READ)
-    if any(name.startswith(("Donut", "XLMRoberta")) or "donut" in name for name in classes):
-        return _words(kind, "Donut", READ)
     return None
 
 

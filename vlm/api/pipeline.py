@@ -118,7 +118,7 @@ class Pipeline:
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
         self.clock = StageClock()  # of what this process does to inputs and outputs
-        self.outputs = OutputReader(self.tokenizer, self.family.postprocess, self.clock)
+        self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()

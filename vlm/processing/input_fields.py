@@ -23,6 +23,7 @@ INPUT_KEYS = (
     "continue_final_message",
     "prompt_table",
     "task",
+    "question",
     "pixel_values",
     "encoder_output",
     "encoder_input_ids",

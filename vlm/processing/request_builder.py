@@ -17,6 +17,7 @@ from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
+from vlm.registry.tasks import TaskPrompts
 from vlm.requests.adapters import adapter_id
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -210,7 +211,11 @@ class RequestBuilder:
         return messages
 
     def _with_task(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Puts the rows of a task in its place."""
+        """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt."""
+        if self.tokenizer is not None and self.tokenizer.tasks is not None:
+            return self._begun(self.tokenizer, self.tokenizer.tasks, fields)
+        if "question" in fields:
+            raise InputError(f"{self.family.name} has no task that takes a question; leave it out, or ask in a prompt.")
         if "task" not in fields:
             return fields
         if "prompt_table" in fields:
@@ -219,13 +224,29 @@ class RequestBuilder:
         tuned = self.tuned_prompt(fields["task"])
         return rest if tuned is None else {**rest, "prompt_table": tuned}
 
+    def _begun(self, tokenizer: Tokenizer, tasks: TaskPrompts, fields: dict[str, Any]) -> dict[str, Any]:
+        """Puts the tokens where the output begins in the place of a task and its question, or of a prompt."""
+        if len(names := [name for name in ("prompt", "decoder_prompt_token_ids", "task") if name in fields]) > 1:
+            raise InputError(f"{listed(names)} were given together; an input has one of them.")
+        if "decoder_prompt_token_ids" in fields:
+            return fields
+        prompt = fields.get("prompt") or tasks.prompt(fields.get("task"), fields.get("question"))
+        rest = {key: value for key, value in fields.items() if key not in ("prompt", "task", "question")}
+        if prompt is None:
+            return rest
+        tokenizer.check_length(prompt, self.max_seq_len)
+        return {**rest, "decoder_prompt_token_ids": tokenizer.encode(prompt)}
+
     def tuned_prompt(self, task: str | int) -> TunedPrompt | None:
         """Returns what was tuned for a task of this name or number; None for -1. Raises InputError for an unknown
         one."""
         if task == -1:
             return None
         if self.prompt_tables is None:
-            raise InputError("no tuned prompts are loaded; load the model with prompt_table (--prompt-table).")
+            raise InputError(
+                f"{self.family.name} has no tasks of its own, and no tuned prompts are loaded; load the model with"
+                " prompt_table (--prompt-table)."
+            )
         if (tuned := self.prompt_tables.find(task)) is None:
             raise InputError(f"there is no task {task!r}; there are {self.prompt_tables.known}, and -1: none.")
         return tuned
