@@ -34,5 +34,5 @@ class TaskPrompts:
                 raise InputError(f"task {name!r} takes no question; leave it out.")
             return prompt
         if not isinstance(question, str) or not question.strip():
-            raise InputError(f"task {name!r} answers a question; give one (--question, question=).")
+            raise InputError(f"task {name!r} answers a question; give one beside it.")
         return prompt.replace(QUESTION, question)

@@ -63,9 +63,9 @@ def run(
     """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
 
     On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
-    post-processed (nougat: markdown, donut: JSON). --json prints one object an input: image (and page) or input, text, raw_text,
-    finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences) are printed one after the
-    other, best first, and in JSON the others are "alternatives".
+    post-processed (nougat: markdown, donut: JSON). --json prints one object an input: image (and page) or input, text,
+    raw_text, finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences) are printed one
+    after the other, best first, and in JSON the others are "alternatives".
 
     \b
     Examples:

@@ -32,8 +32,8 @@ class StreamOptions(BaseModel):
 
 
 class Named(Body):
-    """What a request is asked of: a model, or an adapter of one; and in fields of ours a task, of the model's own or one
-    that it has tuned prompts for, by name or number, and the question of a task that answers one."""
+    """What a request is asked of: a model, or an adapter of one; and in fields of ours a task, of the model's own or
+    one that it has tuned prompts for, by name or number, and the question of a task that answers one."""
 
     model: str
     task: Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=-1, lt=2**31)] | None = None
