@@ -100,21 +100,16 @@ def test_a_folder_without_settings_of_images_takes_the_models_size(tmp_path):
         assert len(out.token_ids) == 2
 
 
-def test_texts_of_a_published_folder(tmp_path):
-    """A vocabulary and merges of RoBERTa's, as trocr-base has, and lines in one batch."""
-    model, folder = tiny.trocr(seed=5, vocab_size=300), tmp_path / "hf"
-    model.save_pretrained(folder)
-    write_roberta(folder)
-    settings = {"image_processor_type": "ViTImageProcessor", "size": 32, "resample": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    pipe = pipeline(model, tmp_path)
-    random = np.random.default_rng(3)
-    lines = [Image.fromarray(random.integers(0, 256, (size, 90, 3), np.uint8)) for size in (20, 40, 32)]
-    processor = TrOCRProcessor.from_pretrained(folder)
-    ids = model.generate(processor(lines, return_tensors="pt").pixel_values, max_new_tokens=NEW)
-    texts = processor.batch_decode(ids, skip_special_tokens=True)
-    assert [out.text for out in pipe.generate(lines, max_new_tokens=NEW)] == texts
-    assert all(texts)
+def write_xlm_roberta(folder):
+    """A SentencePiece model with its class's name, as trocr-small has it."""
+    pieces = pytest.importorskip("sentencepiece", reason="sentencepiece writes the file of this test")
+    corpus = folder / "corpus.txt"
+    corpus.write_text("\n".join(["the house is small", "a line of printed text", "the old ship is small"] * 200))
+    pieces.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(folder / "sentencepiece.bpe"), vocab_size=60, hard_vocab_limit=False,
+        minloglevel=2,
+    )  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMRobertaTokenizer"}))
 
 
 def write_roberta(folder):
@@ -125,6 +120,30 @@ def write_roberta(folder):
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+
+
+PUBLISHED = {
+    "base": ({"vocab_size": 261}, write_roberta, "ViTImageProcessor"),
+    "small": ({"vocab_size": 40, "encoder": {"deit": True}}, write_xlm_roberta, "DeiTImageProcessor"),
+}
+
+
+@pytest.mark.parametrize(("make", "write_tokenizer", "kind"), PUBLISHED.values(), ids=PUBLISHED)
+def test_texts_of_a_published_folder(make, write_tokenizer, kind, tmp_path):
+    """Lines in one batch, the tokenizer in the files that publications have."""
+    model, folder = tiny.trocr(seed=5, **make), tmp_path / "hf"
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    settings = {"image_processor_type": kind, "size": 32, "crop_size": 32, "do_center_crop": False, "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    pipe = pipeline(model, tmp_path)
+    random = np.random.default_rng(3)
+    lines = [Image.fromarray(random.integers(0, 256, (size, 90, 3), np.uint8)) for size in (20, 40, 32)]
+    processor = TrOCRProcessor.from_pretrained(folder)
+    ids = model.generate(processor(lines, return_tensors="pt").pixel_values, max_new_tokens=NEW)
+    texts = processor.batch_decode(ids, skip_special_tokens=True)
+    assert [out.text for out in pipe.generate(lines, max_new_tokens=NEW)] == texts
+    assert len(set(texts)) > 1
 
 
 @pytest.mark.parametrize(
