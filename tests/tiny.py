@@ -103,9 +103,8 @@ TROCR_COMPUTED = {"activation_function": "relu", "layernorm_embedding": False, "
 
 def trocr(seed: int = 0, spread: float = 0.3, encoder: dict | None = None, **decoder) -> VisionEncoderDecoderModel:
     """Random, over a ViT (or `deit`) whose rows are of another width than the decoder's."""
-    kind = (
-        DeiTConfig if (tower := _tower(image_size=32, patch_size=8) | (encoder or {})).pop("deit", False) else ViTConfig
-    )
+    tower = _tower(image_size=32, patch_size=8) | (encoder or {})
+    kind = DeiTConfig if tower.pop("deit", False) else ViTConfig
     shape = {"vocab_size": 60, "d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 48, "decoder_attention_heads": 4,
              "max_position_embeddings": 96, "cross_attention_hidden_size": tower["hidden_size"], "is_decoder": True,
              "add_cross_attention": True}  # fmt: skip

@@ -91,6 +91,7 @@ MISTAKES = {
     "a question too many": ("cord-v2", ASKED, "task 'cord-v2' takes no question; leave it out"),
     "whose question": ("several", ASKED, "a question is of a task; this model knows cord-v2, docvqa"),
     "two beginnings": ("cord-v2", {"task": "cord-v2", "prompt": "<s>"}, "prompt, task were given together"),
+    "a prompt and a question": ("docvqa", {"prompt": "<s>", **ASKED}, "prompt, question were given together"),
     "a text": ("cord-v2", {"text": "a"}, "donut has no text encoder"),
 }
 

@@ -12,12 +12,18 @@ from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
 from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.image_inputs import ImageInputs
-from vlm.processing.input_fields import ENCODER_KEYS, INPUT_KEYS, prompt_table_of, rows_of, truncation_of
+from vlm.processing.input_fields import (
+    ENCODER_KEYS,
+    INPUT_KEYS,
+    prompt_table_of,
+    rows_of,
+    truncation_of,
+    with_beginning,
+)
 from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
-from vlm.registry.tasks import TaskPrompts
 from vlm.requests.adapters import adapter_id
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -213,7 +219,7 @@ class RequestBuilder:
     def _with_task(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt."""
         if self.tokenizer is not None and self.tokenizer.tasks is not None:
-            return self._begun(self.tokenizer, self.tokenizer.tasks, fields)
+            return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
         if "question" in fields:
             raise InputError(f"{self.family.name} has no task that takes a question; leave it out, or ask in a prompt.")
         if "task" not in fields:
@@ -223,19 +229,6 @@ class RequestBuilder:
         rest = {key: value for key, value in fields.items() if key != "task"}
         tuned = self.tuned_prompt(fields["task"])
         return rest if tuned is None else {**rest, "prompt_table": tuned}
-
-    def _begun(self, tokenizer: Tokenizer, tasks: TaskPrompts, fields: dict[str, Any]) -> dict[str, Any]:
-        """Puts the tokens where the output begins in the place of a task and its question, or of a prompt."""
-        if len(names := [name for name in ("prompt", "decoder_prompt_token_ids", "task") if name in fields]) > 1:
-            raise InputError(f"{listed(names)} were given together; an input has one of them.")
-        if "decoder_prompt_token_ids" in fields:
-            return fields
-        prompt = fields.get("prompt") or tasks.prompt(fields.get("task"), fields.get("question"))
-        rest = {key: value for key, value in fields.items() if key not in ("prompt", "task", "question")}
-        if prompt is None:
-            return rest
-        tokenizer.check_length(prompt, self.max_seq_len)
-        return {**rest, "decoder_prompt_token_ids": tokenizer.encode(prompt)}
 
     def tuned_prompt(self, task: str | int) -> TunedPrompt | None:
         """Returns what was tuned for a task of this name or number; None for -1. Raises InputError for an unknown
