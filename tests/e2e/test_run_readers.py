@@ -85,6 +85,22 @@ def test_mistakes(told, says, answering, pictures, capsys):
     assert (code, out) == (2, "") and err.count("vlm: ") == 1 and says in err
 
 
+def test_pages_of_a_job_are_of_the_task_that_the_model_was_tuned_for(answering, pictures, tmp_path, capsys):
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "a.png").write_bytes(pictures[0].read_bytes())
+    receipts = donut("cord-v2", tmp_path / "receipts")
+    text = (
+        vlm.load(receipts, device="cpu")
+        .generate({"images": [str(pictures[0])], "task": "cord-v2"}, max_new_tokens=10)
+        .text
+    )
+    code, _, _ = ended(capsys, "ocr", pages, "--model", receipts, "-o", tmp_path / "out", *SHORT)
+    assert code == 0 and (tmp_path / "out" / "a.md").read_text().strip() == text
+    code, _, err = ended(capsys, "ocr", pages, "--model", answering, "-o", tmp_path / "other", *SHORT)
+    assert code != 0 and "task 'docvqa' answers a question" in err
+
+
 def test_tasks_are_of_models_that_have_them(pictures, capsys):
     page = ("run", "--image", pictures[0], *SHORT)
     code, _, err = ended(capsys, *page, "--question", "who?")

@@ -70,7 +70,7 @@ def test_tasks(case, tmp_path):
     form, fields, prompt = case.make
     subject = Case(form, tmp_path)
     assert subject.pipe.family.name == case.family
-    inputs = [{"images": [page], **fields} for page in subject.pages]
+    inputs = [{"images": [page], **fields} if fields else page for page in subject.pages]
     for options in ({}, {"num_beams": 3}):
         found = subject.pipe.generate(inputs, max_new_tokens=NEW, **options)
         assert [(out.token_ids, json.loads(out.text)) for out in found] == subject.theirs(prompt, **options)

@@ -192,7 +192,7 @@ class RequestBuilder:
             if is_text and not isinstance(source, str):
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
-            return {key: source} if is_text else {"images": [source]}
+            return self._with_task({key: source} if is_text else {"images": [source]})
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_task({k: v for k, v in source.items() if v is not None})
