@@ -109,3 +109,12 @@ def test_tasks_are_of_models_that_have_them(pictures, capsys):
     assert code == 2 and "nougat has no tasks of its own, and no tuned prompts are loaded" in err
     code, _, err = ended(capsys, "run", "--text", "a", "--task", "docvqa", *SHORT)
     assert code == 2 and "--task is for images, a request each; leave it out." in err
+
+
+def test_verified_against_its_folder(answering, tmp_path, capsys):
+    """A task that needs a question is no obstacle, nor that Nougat has the same networks."""
+    code, _, err = ended(capsys, "build", answering, "-o", tmp_path / "engine")
+    assert code == 0, err
+    told = (tmp_path / "engine", "--against", answering, "--new-tokens", "4", "--device", "cpu")
+    code, out, err = ended(capsys, "verify", *told)
+    assert code == 0 and "100.0% of the tokens agree" in out, err
