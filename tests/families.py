@@ -11,6 +11,7 @@ from vlm.api.pipeline import Pipeline
 
 MODELS = {
     "nougat": lambda: tiny.nougat(seed=8),
+    "trocr": lambda: tiny.trocr(seed=5),
     "t5": lambda: tiny.t5(seed=1, tied=False),
     "gated t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
     "t5gemma": lambda: tiny.t5gemma(),

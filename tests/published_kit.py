@@ -38,9 +38,6 @@ LEFT_OUT = {
 # of a supported model_type, and still refused -> what the sentence says
 REFUSED = {
     "distilbert__distilgpt2__oldest": "names no model_type",
-    "microsoft__trocr-base__printed_or_handwritten": "is TrOCR",
-    "microsoft__trocr__user_finetune_nenenekit": "is TrOCR",
-    "naver-clova-ix__donut-base__user_finetune": "is Donut",
     "quant__bitsandbytes_nf4_molmo": "is Molmo",
     "quant__fbgemm_fp8_llama3.1_405b": "is quantized (fbgemm_fp8)",
     "quant__fp8_block_qwen3_8b": "is quantized (fp8)",
@@ -135,6 +132,8 @@ _VIT = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num
 # grids of the last stage that are no smaller than the published windows
 _SWIN = {"embed_dim": 4, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "hidden_size": 32,
          "image_size": lambda config: [size // 2 for size in config["image_size"]]}  # fmt: skip
+_TROCR = {"vocab_size": VOCAB, "d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 48,
+          "decoder_attention_heads": 4, "cross_attention_hidden_size": _VIT["hidden_size"]}  # fmt: skip
 _QUERIES = {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4,
             "encoder_hidden_size": 24}  # fmt: skip
 _LIGHTON = Small({}, parts={"vision_config": "pixtral", "text_config": "qwen3"},
@@ -144,6 +143,8 @@ SMALL |= {
     "siglip_vision_model": Small(_VIT),
     "blip_2_vision_model": Small(_VIT),
     "blip_2_qformer": Small(_QUERIES),
+    "vit": Small(_VIT),
+    "trocr": Small(_TROCR),
     "donut-swin": Small(_SWIN),
     "pixtral": Small(_VIT | {"image_size": lambda config: 4 * config["patch_size"]}, {"head_dim": 8}),
     "llava": Small({}, parts={"vision_config": "clip_vision_model", "text_config": "llama"},

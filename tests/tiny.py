@@ -9,6 +9,7 @@ from transformers import (
     Blip2Config,
     Blip2ForConditionalGeneration,
     CLIPVisionConfig,
+    DeiTConfig,
     DonutSwinConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -43,10 +44,12 @@ from transformers import (
     T5ForConditionalGeneration,
     T5GemmaConfig,
     T5GemmaForConditionalGeneration,
+    TrOCRConfig,
     UMT5Config,
     UMT5ForConditionalGeneration,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
+    ViTConfig,
 )
 
 from vlm.convert.config_reader import token_id
@@ -106,9 +109,30 @@ def nougat(seed: int = 0, spread: float = 0.35, **options) -> VisionEncoderDecod
     return model
 
 
+TROCR_COMPUTED = {"activation_function": "relu", "layernorm_embedding": False, "scale_embedding": True,
+                  "tie_word_embeddings": False, "use_learned_position_embeddings": False}  # fmt: skip
+
+
+def trocr(seed: int = 0, spread: float = 0.3, encoder: dict | None = None, **decoder) -> VisionEncoderDecoderModel:
+    """Random, over a ViT (or `deit`) whose rows are of another width than the decoder's."""
+    tower = _tower(image_size=32, patch_size=8) | (encoder or {})
+    kind = DeiTConfig if tower.pop("deit", False) else ViTConfig
+    shape = {"vocab_size": 60, "d_model": 32, "decoder_layers": 2, "decoder_ffn_dim": 48, "decoder_attention_heads": 4,
+             "max_position_embeddings": 96, "cross_attention_hidden_size": tower["hidden_size"], "is_decoder": True,
+             "add_cross_attention": True}  # fmt: skip
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(kind(**tower), TrOCRConfig(**shape | decoder))
+    config.tie_word_embeddings = False
+    torch.manual_seed(seed)
+    model = pull_apart(VisionEncoderDecoderModel(config), seed, spread, end=2)
+    own = model.generation_config
+    own.decoder_start_token_id, own.pad_token_id, own.bos_token_id, own.eos_token_id = 2, 1, 0, 2
+    return model
+
+
 def images(model: VisionEncoderDecoderModel, count: int, seed: int = 0) -> torch.Tensor:
     """[count, 3, H, W]"""
     size = model.config.encoder.image_size
+    size = size if isinstance(size, list) else [size, size]
     return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 

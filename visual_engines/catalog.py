@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, lighton_ocr, llava, nougat, vila
+from visual_engines.families import blip2, donut, lighton_ocr, llava, nougat, trocr, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -12,6 +12,16 @@ MODELS = (
     ModelRef("lighton-ocr-vision", "visual_engines.models.lighton_ocr:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
+    ModelRef("vit", "visual_engines.models.vit_encoder:SPEC"),
 )
-FAMILIES = (nougat.NOUGAT, lighton_ocr.LIGHTON_OCR, llava.LLAVA, blip2.BLIP2_OPT, blip2.BLIP2_T5, vila.VILA)
+FAMILIES = (
+    donut.DONUT,  # before Nougat, whose networks are the same
+    nougat.NOUGAT,
+    trocr.TROCR,
+    lighton_ocr.LIGHTON_OCR,
+    llava.LLAVA,
+    blip2.BLIP2_OPT,
+    blip2.BLIP2_T5,
+    vila.VILA,
+)
 CONVERTERS = (vila.CONVERTER, llava.CONVERTER)  # VILA's folders look like LLaVA's

@@ -13,6 +13,7 @@ from vlm.registry.unsupported import Unsupported, describe_adapter
 
 ASK = "to ask about images, give a LLaVA-1.5, BLIP-2 or VILA-1.5 model (--model llava-hf/llava-1.5-7b-hf)"
 READ = "to read pages, give a Nougat model (--model facebook/nougat-base)"
+LINES = "to read lines of text, give a TrOCR model of a ViT or DeiT (--model microsoft/trocr-base-printed)"
 CAPTION = "to describe images, give a BLIP-2 model (--model Salesforce/blip2-opt-2.7b)"
 
 # model_type -> what it is called, and what comes nearest here
@@ -75,7 +76,7 @@ MODEL_TYPES = {
     "vipllava": ("ViP-LLaVA, whose features come from five layers through another projector", ASK),
 }  # fmt: skip
 TOWERS = ("blip_2_vision_model", "clip", "clip_vision_model", "siglip", "siglip2", "siglip_vision_model")
-READERS = {"vit": "TrOCR", "deit": "TrOCR", "beit": "TrOCR"}  # by their encoders, before a TrOCR decoder
+READERS = ("vit", "deit")  # encoders that TrOCR is published with
 
 
 def says(model: ModelFiles) -> str | None:
@@ -114,21 +115,21 @@ def _words(kind: Any, name: str, instead: str) -> str:
 
 
 def _encoder_decoder(model: ModelFiles) -> str | None:
-    """Tells Donut and texify from Nougat, which has their model_type, encoder and decoder, by the processor."""
+    """Tells texify from Nougat and Donut, which have its model_type, encoder and decoder, by the processor. TrOCR has a
+    decoder of its own."""
     kind, parts = model.config["model_type"], [model.config.get(part) for part in ("encoder", "decoder")]
     parts = [part for part in parts if isinstance(part, dict)]
     if len(parts) != 2:
         return None
     encoder, decoder = (str(part.get("model_type")) for part in parts)
     if (encoder, decoder) != ("donut-swin", "mbart"):
-        name = READERS.get(encoder) if decoder == "trocr" else None
-        what = f"an encoder-decoder of {encoder} and {decoder}"
-        return _words(kind, f"{name}, {what}" if name else what, READ if name else CAPTION)
+        if decoder == "trocr" and encoder in READERS:
+            return None
+        instead = LINES if decoder == "trocr" else CAPTION
+        return _words(kind, f"an encoder-decoder of {encoder} and {decoder}", instead)
     classes = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
     if any("VariableDonut" in name or "texify" in name for name in classes):
         return _words(kind, "texify, whose image processor is code of its own", READ)
-    if any(name.startswith(("Donut", "XLMRoberta")) or "donut" in name for name in classes):
-        return _words(kind, "Donut", READ)
     return None
 
 

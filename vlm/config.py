@@ -90,6 +90,11 @@ class ModelConfig(Config):
         return True
 
     @property
+    def encoder_size(self) -> int:
+        """Returns the width of the rows of the encoder that it looks at."""
+        return self.hidden_size
+
+    @property
     def position_limit(self) -> int | None:
         """Tokens that positions allow; None where they are relative: `max_positions` is but the default then."""
         return self.max_positions

@@ -24,6 +24,7 @@ class RandomInputs:
         able = pipeline.capabilities
         self.takes_prompt, self.key, self.vocab = able.takes_prompt, able.id_field, able.vocab_size
         self.visual, self.placeholder = pipeline.processor.vision, placeholder
+        self.start = [pipeline.config.decoder_start_token_id]
         self.room = able.max_encoder_input_len if able.has_text_encoder else able.max_seq_len - new_tokens
         self.generator = torch.Generator().manual_seed(seed)
         if min(self.room, able.max_seq_len - new_tokens) < 1:
@@ -32,8 +33,8 @@ class RandomInputs:
     def all(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns pairs of what it is and the input"""
         if self.visual is not None and not self.takes_prompt:
-            visual = self.visual
-            return [(f"image {i}", {"pixel_values": self._pixels(visual, 1)[0]}) for i in range(1, 4)]
+            visual, begins = self.visual, {"decoder_prompt_token_ids": self.start}  # of no task: it may ask
+            return [(f"image {i}", {"pixel_values": self._pixels(visual, 1)[0], **begins}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
         inputs = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
         return inputs + (self._with_images(self.visual, texts[0]) if self.visual is not None else [])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm.artifacts.files import read_json
+from vlm.artifacts.hf_folder import HFFolder
 from vlm.errors import InputError
 from vlm.registry.catalogs import match_family
 from vlm_app.reference.accuracy import fitting_beside, greedy
@@ -96,7 +96,7 @@ def verify(
 
     `reference_dtype` None: the engine's. Raises InputError where so many tokens leave no room, and OutOfMemoryError.
     """
-    config = read_json(folder / "config.json", InputError, "Hugging Face model folder")
+    config = HFFolder(folder).config
     if (family := match_family(config).name) != pipeline.family.name:
         raise InputError(
             f"{folder.name} is a {family} model, the engine was made of a {pipeline.family.name} model; give the folder"

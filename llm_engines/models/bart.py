@@ -1,10 +1,11 @@
-"""BART-shaped encoders and decoders: BART, mBART and mBART-50, M2M100 and NLLB-200, Marian, PEGASUS, FairSeq's
-transformers for translation.
+"""BART-shaped encoders and decoders: BART, mBART and mBART-50, M2M100 and NLLB-200, Marian, PEGASUS, TrOCR's decoders,
+FairSeq's transformers for translation.
 
 Lewis et al., BART (arXiv:1910.13461); Liu et al., mBART (arXiv:2001.08210); Fan et al., M2M-100 (arXiv:2010.11125);
 NLLB Team (arXiv:2207.04672); Junczys-Dowmunt et al., Marian (arXiv:1804.00344); Zhang et al., PEGASUS
-(arXiv:1912.08777); Vaswani et al. (arXiv:1706.03762). BART and Marian normalize after each sublayer; the others before
-it, and once more after the last. BART and mBART learn positions, which start at row 2; all others compute them from
+(arXiv:1912.08777); Li et al., TrOCR (arXiv:2109.10282); Vaswani et al. (arXiv:1706.03762). BART, Marian and TrOCR
+normalize after each sublayer; the others before it, and once more after the last. BART, mBART and most of TrOCR learn
+positions, which start at row 2; all others compute them from
 sines.
 """
 
@@ -43,7 +44,7 @@ def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> Ba
     bias = tensors.get("final_logits_bias")
     return dataclasses.replace(
         with_stored_positions(config, tensors),
-        tied=config.tied and is_tied("lm_head.weight", _embeddings(config), tensors),
+        tied=config.tied and is_tied(f"{config.head_name}.weight", _embeddings(config), tensors),
         logits_bias=bias is not None and bool(bias.count_nonzero()),
     )
 
@@ -94,7 +95,9 @@ class DecoderBlock(nn.Module):
         }
         self.producers = norms if config.pre_norm else {}
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, context=context)
-        self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, context=context)
+        self.cross_attention = CrossAttention(
+            config.hidden_size, config.num_heads, layer, context=context, encoder_size=config.encoder_size
+        )
         self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
@@ -183,7 +186,7 @@ class BartDecoder(Stack):
         return self.head(hidden, batch, self.logits_bias if self.config.logits_bias else None)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""
+        """Puts every layer's keys and values of an encoder's output [R, encoder_size] into the cache."""
         for block in cast("Iterable[DecoderBlock]", self.blocks):
             block.cross_attention.write(features, batch)
 
@@ -199,10 +202,11 @@ def encoder_rules(config: BartConfig) -> list[Any]:
 
 
 def decoder_rules(config: BartConfig) -> list[Any]:
-    """Returns weight rules for all else, and for `MBartForCausalLM` (names without the role's prefix)."""
-    d = "model.decoder"
+    """Returns weight rules for all else, and for `MBartForCausalLM` and `TrOCRForCausalLM` (names without the role's
+    prefix)."""
+    d, head = "model.decoder", f"{config.head_name}.weight"
     weight_rules = [
-        *_embedding(EMBEDDINGS[1], EMBEDDINGS[::2], config, head=("lm_head.weight",) if config.tied else ()),
+        *_embedding(EMBEDDINGS[1], EMBEDDINGS[::2], config, head=(head,) if config.tied else ()),
         *_relics(f"{d}.", config),
         *stack_rules(f"{d}.", {"self_attn": "self_attention"}, config),
         *cross_rules(f"{d}."),
@@ -211,7 +215,7 @@ def decoder_rules(config: BartConfig) -> list[Any]:
         weight_rules.append(Apply("final_logits_bias", "logits_bias", lambda x: x[0], "saved as one row"))
     else:
         weight_rules.append(Drop("final_logits_bias", "all zeros", optional=True))
-    return weight_rules if config.tied else [*weight_rules, Rename("lm_head.weight", "head.weight")]
+    return weight_rules if config.tied else [*weight_rules, Rename(head, "head.weight")]
 
 
 def _embedding(name: str, others: tuple[str, ...], config: BartConfig, head: tuple[str, ...] = ()) -> list[Any]:

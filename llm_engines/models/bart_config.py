@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +28,16 @@ class BartConfig(ModelConfig):
     sine_endpoint: bool = True  # do the frequencies fall to 1/10000, or end one step before it?
     logits_bias: bool = False
     shared_embeddings: bool = True  # have encoder and decoder one?
+    cross_size: int | None = None  # width of the encoder's rows; None: the decoder's own
+    head_name: str = "lm_head"  # of its head's tensors
 
     @property
     def embedding_scale(self) -> float:
         return math.sqrt(self.hidden_size) if self.scale_embedding else 1.0
+
+    @property
+    def encoder_size(self) -> int:
+        return self.cross_size or self.hidden_size
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,19 @@ class _Class:
 
     layout: Mapping[str, Any] = field(default_factory=dict)  # fields of BartConfig; `normalize_before` is read by none
     defaults: Mapping[str, Any] = field(default_factory=dict)  # where they differ from BART's
-    after_padding: bool = False  # are positions counted from the padding's id on?
+    after_padding: bool = False  # are sines counted from the padding's id on?
+    reads: Callable[[ConfigReader], Mapping[str, Any]] = lambda reader: {}  # fields that its own keys decide
+    base: str = "encoder"  # the side whose sizes have names of all models, too
+
+
+def _trocr_fields(reader: ConfigReader) -> dict[str, Any]:
+    """Reads the two forms of TrOCR's decoder, RoBERTa's and FairSeq's, and its encoder's width."""
+    cross = reader.values.get("cross_attention_hidden_size")
+    return {
+        "sinusoidal": not reader.get("use_learned_position_embeddings", True),
+        "embedding_norm": bool(reader.get("layernorm_embedding", True)),
+        "cross_size": None if cross is None else reader.size("cross_attention_hidden_size"),
+    }
 
 
 _BART = {"vocab_size": 50265, "max_position_embeddings": 1024, "activation_function": "gelu", "scale_embedding": False,
@@ -65,9 +83,14 @@ CLASSES = {
          "position_offset": 0},
         {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
     ),
+    "trocr": _Class(
+        {"pre_norm": False, "final_norm": False, "head_name": "output_projection"},
+        {"max_position_embeddings": 512},
+        after_padding=True,
+        reads=_trocr_fields,
+        base="decoder",
+    ),
 }  # fmt: skip
-ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads",
-           "num_hidden_layers": "encoder_layers"}  # fmt: skip
 
 
 def parse_decoder(hf: dict[str, Any]) -> BartConfig:
@@ -82,9 +105,10 @@ def parse_encoder(hf: dict[str, Any]) -> BartConfig:
 
 
 def _parse(hf: dict[str, Any], side: str) -> BartConfig:
-    reader = ConfigReader(hf, f"BART {side}", ALIASES)
-    kind = reader.choice("model_type", CLASSES)
-    known = CLASSES.get(kind, _Class())
+    known = CLASSES.get(hf.get("model_type", ""), _Class())
+    aliases = {"num_attention_heads": f"{known.base}_attention_heads", "num_hidden_layers": f"{known.base}_layers"}
+    reader = ConfigReader(hf, f"BART {side}", {"hidden_size": "d_model", **aliases})
+    reader.choice("model_type", CLASSES)
     default = _BART | dict(known.defaults)
     config = {
         "hidden_size": reader.size("d_model", 1024),
@@ -98,10 +122,11 @@ def _parse(hf: dict[str, Any], side: str) -> BartConfig:
         **_vocabulary(reader, side, default["vocab_size"]),
         **_token_ids(hf, default),
         **known.layout,
+        **known.reads(reader),
     }
     reader.multiple("d_model", config["hidden_size"], f"{side}_attention_heads", config["num_heads"])
     reader.raise_errors()
-    if known.after_padding:
+    if known.after_padding and config["sinusoidal"]:
         config["position_offset"] = config["pad_token_id"] + 1
     return BartConfig(**config)
 

@@ -42,7 +42,7 @@ class T5GemmaConfig(ModelConfig):
     kv_heads: int
     head_size: int
     ffn_size: int
-    features: int  # the width of the encoder's rows
+    cross_size: int  # width of the encoder's rows
     rotary: RotaryConfig
     reaches: tuple[int | None, ...]  # of each layer: how far its self-attention looks; None: at all rows
     attention_scale: float
@@ -64,6 +64,10 @@ class T5GemmaConfig(ModelConfig):
     @property
     def num_kv_heads(self) -> int:
         return self.kv_heads
+
+    @property
+    def encoder_size(self) -> int:
+        return self.cross_size
 
 
 def parse_decoder(hf: dict[str, Any]) -> T5GemmaConfig:
@@ -92,7 +96,7 @@ def _parse(hf: dict[str, Any], side: str) -> T5GemmaConfig:
         "kv_heads": kv_heads,
         "head_size": head_size,
         "ffn_size": reader.size("intermediate_size", 9216),
-        "features": ConfigReader(hf.get("encoder") or {}, "T5Gemma encoder").size("hidden_size", 2304),
+        "cross_size": ConfigReader(hf.get("encoder") or {}, "T5Gemma encoder").size("hidden_size", 2304),
         "rotary": RotaryConfig.parse(own, head_size, positions),
         "reaches": _reaches(reader, layers, is_causal=side == "decoder"),
         "attention_scale": reader.size("query_pre_attn_scalar", 256) ** -0.5,
@@ -187,7 +191,7 @@ class DecoderBlock(nn.Module):
         sizes, kind = (config.hidden_size, config.num_heads, layer), _attention(config, context, config.reaches[layer])
         self.self_attention = SelfAttention(*sizes, **kind)
         kind = _attention(config, context, None)
-        self.cross_attention = CrossAttention(*sizes, features=config.features, **kind)
+        self.cross_attention = CrossAttention(*sizes, encoder_size=config.encoder_size, **kind)
         self.ffn = _ffn(config, context)
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +248,7 @@ class T5GemmaDecoder(Stack):
         return AttentionVariant(self.config.logits_softcap).capped(self.head(hidden, batch))
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Puts every layer's keys and values of an encoder's output [R, features] into the cache."""
+        """Puts every layer's keys and values of an encoder's output [R, encoder_size] into the cache."""
         for block in cast("Iterable[DecoderBlock]", self.blocks):
             block.cross_attention.write(features, batch)
 

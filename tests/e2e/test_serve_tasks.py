@@ -1,14 +1,19 @@
-"""Requests of OpenAI's API that name a task which its model has tuned prompts for."""
+"""Requests of OpenAI's API that name a task, of the model's own or one that it has tuned prompts for."""
 
 from __future__ import annotations
+
+import base64
+import io
 
 import numpy as np
 import openai
 import pytest
 import torch
+from PIL import Image
 
 import vlm
 from tests import prompted_kit, tiny
+from tests.donut_kit import FORMS, write_processor
 from tests.prompted_kit import saved
 from tests.server_kit import serving
 
@@ -57,3 +62,22 @@ def test_embeddings_are_of_their_tasks(table, tmp_path, monkeypatch):
             torch.testing.assert_close(torch.tensor(found), mean / mean.norm(), atol=1e-5, rtol=1e-4)
         with pytest.raises(openai.BadRequestError, match="no tuned prompts are loaded"):
             client.embeddings.create(model="bare", input=PROMPT, extra_body={"task": 0})
+
+
+def test_a_models_own_tasks_and_questions(tmp_path):
+    processor = write_processor(tmp_path / "donut", FORMS["several"])
+    tiny.nougat(seed=4, vocab=len(processor.tokenizer)).save_pretrained(tmp_path / "donut")
+    pipe = vlm.load(tmp_path / "donut", device="cpu", cache_dir=tmp_path / "cache")
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (70, 40, 3), np.uint8)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    turn = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    with serving({"donut": pipe}) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        ask = lambda told: client.chat.completions.create(model="donut", messages=turn, max_tokens=6, extra_body=told)  # noqa: E731
+        for told in ({"task": "docvqa", "question": "what is the date"}, {"task": "cord-v2"}):
+            alone = pipe.generate(images=[file.getvalue()], max_new_tokens=6, **told).text
+            assert ask(told).choices[0].message.content == alone
+        for told, says in (({"task": "forms"}, "the task is 'forms'"), ({"task": "docvqa"}, "answers a question")):
+            with pytest.raises(openai.BadRequestError, match=says):
+                ask(told)

@@ -118,12 +118,13 @@ def test_rows_about_images_have_their_adapters(family, tmp_path):
         assert [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=10)] == want
 
 
-def test_pages_are_read_with_their_adapters(tmp_path):
-    """By the decoder of Nougat, whose encoder is Swin's."""
+@pytest.mark.parametrize("make", [tiny.nougat, tiny.trocr])
+def test_pages_are_read_with_their_adapters(make, tmp_path):
+    """By the decoder, to whose cross-attention TrOCR's encoder gives rows of another width."""
     decoder = r"decoder\..*\.({})"
     ends = [decoder.format(each) for each in ("k_proj|v_proj|fc2", "fc2", "q_proj|out_proj|fc1")]
     kinds = {"ia3": ia3(target_modules=ends[0], feedforward_modules=ends[1]), "lora": lora(target_modules=ends[2])}
-    adapted = Adapted(tiny.nougat, kinds, tmp_path)
+    adapted = Adapted(make, kinds, tmp_path)
     pixels, pipe = tiny.images(adapted.model, 2), adapted.pipeline(block_size=4)
     cases = [(name, row) for row in range(2) for name in adapted.names]
     inputs = [{"pixel_values": pixels[row], "lora": name} for name, row in cases]

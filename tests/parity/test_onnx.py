@@ -180,8 +180,9 @@ def test_texts(make, tmp_path):
 
 # --- images ---
 @pytest.mark.slow  # the trained one, in tests/e2e/test_onnx_cli.py, is in the default run
-def test_nougat(tmp_path):
-    model = tiny.nougat(seed=0)
+@pytest.mark.parametrize("make", [tiny.nougat, tiny.trocr])
+def test_readers(make, tmp_path):
+    model = make(seed=0)
     pixels = tiny.images(model, 5)
     pipe = Pipeline(compiled(model, tmp_path, max_batch_size=3), cpu(max_encoder_batch_size=2))
     found = pipe.generate([{"pixel_values": image} for image in pixels], max_new_tokens=40)

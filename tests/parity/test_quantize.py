@@ -26,6 +26,7 @@ from vlm.quantize.statistics import Needs
 
 MODELS = {
     "nougat": lambda: tiny.nougat(seed=8),
+    "trocr": lambda: tiny.trocr(seed=5),
     "t5": lambda: tiny.t5(seed=1, spread=0.3, feed_forward_proj="gated-gelu"),
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),
     "opt": lambda: tiny.opt(seed=2),
@@ -133,12 +134,11 @@ QFORMER = {
     *(f"visual.layers.*.{name}" for name in ("attention.q", "attention.kv", "cross_attention.q", "cross_attention.kv")),
     *("visual.layers.*.up", "visual.layers.*.down", "visual.projection", "visual.tower.blocks.*.mlp.fc2"),
 }
-POST_NORM = {
-    *("encoder.blocks.*.attention.qkv", "encoder.blocks.*.ffn.up", "decoder.blocks.*.self_attention.qkv"),
-    *("decoder.blocks.*.cross_attention.q", "decoder.blocks.*.ffn.up"),
-}
+POST_NORM_DECODER = {f"decoder.blocks.*.{name}" for name in ("self_attention.qkv", "cross_attention.q", "ffn.up")}
+POST_NORM = {"encoder.blocks.*.attention.qkv", "encoder.blocks.*.ffn.up", *POST_NORM_DECODER}
 SEPARATE = {
     "nougat": {CROSS, GELU, "visual.stages.*.blocks.*.mlp.fc2"},
+    "trocr": {CROSS, GELU, "visual.blocks.*.mlp.fc2", *POST_NORM_DECODER},
     "t5": {CROSS},
     "mbart": {CROSS, GELU, "encoder.blocks.*.ffn.down"},
     "opt": set(),

@@ -29,6 +29,7 @@ CONFIGS = {
     "llava-vision": lambda: tiny.llava(seed=3).config.to_dict(),
     "blip2-vision": lambda: tiny.blip2("opt", seed=1).config.to_dict(),
     "vila-vision": lambda: VILA,
+    "vit": lambda: tiny.trocr(encoder={"deit": True}).config.encoder.to_dict(),
 }
 
 

@@ -51,9 +51,15 @@ def _cropped(image_size: tuple[int, int]) -> dict[str, Any]:
     return {"size": {"shortest_edge": min(image_size)}, "crop_size": crop}
 
 
+def _cropped_as_scaled(image_size: tuple[int, int]) -> dict[str, Any]:
+    return {name: {"height": image_size[0], "width": image_size[1]} for name in ("size", "crop_size")}
+
+
 CLIP = ImageProcessorSpec("CLIPImageProcessor", _load, _cropped, _square, scale=_scale)
 BLIP = ImageProcessorSpec("BlipImageProcessor", _load, prepare=_square, scale=_scale)
 SIGLIP = ImageProcessorSpec("SiglipImageProcessor", _load, prepare=_square, scale=_scale)
+VIT = ImageProcessorSpec("ViTImageProcessor")
+DEIT = ImageProcessorSpec("DeiTImageProcessor", default_settings=_cropped_as_scaled)
 LLAVA = ImageProcessorSpec("LlavaImageProcessor", _load, prepare=_square_later, scale=_scale)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
@@ -25,13 +26,15 @@ ENCODER = {
 TOKENS = {"decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
-def _is_nougat(config: dict[str, Any]) -> bool:
+def is_swin_and_mbart(config: Mapping[str, Any]) -> bool:
+    """Says whether the networks are those of Nougat, and of others."""
     parts = [config.get(part) or {} for part in ("encoder", "decoder")]
     types = [part.get("model_type") if isinstance(part, dict) else None for part in parts]
     return config.get("model_type") in ("vision-encoder-decoder", "nougat") and types == ["donut-swin", "mbart"]
 
 
-def _decoder(layers: int, max_positions: int) -> dict[str, Any]:
+def decoder_shape(layers: int, max_positions: int) -> dict[str, Any]:
+    """Returns the published shape of a decoder, but for the sizes that differ."""
     return {
         "model_type": "mbart",
         "is_decoder": True,
@@ -59,7 +62,7 @@ def _nougat(decoder_layers: int, max_positions: int) -> dict[str, Any]:
         **TOKENS,
         "tie_word_embeddings": False,
         "encoder": dict(ENCODER),
-        "decoder": _decoder(decoder_layers, max_positions),
+        "decoder": decoder_shape(decoder_layers, max_positions),
     }
 
 
@@ -70,7 +73,7 @@ NOUGAT = FamilySpec(
         "visual": Role("donut-swin", config_key="encoder", weight_prefix="encoder."),
         "decoder": Role("bart", config_key="decoder", weight_prefix="decoder."),
     },
-    matches=_is_nougat,
+    matches=is_swin_and_mbart,
     inputs=("image",),
     image_processors=(NOUGAT_IMAGES,),
     postprocess=to_markdown,

@@ -1,7 +1,8 @@
-"""Plain vision transformers (Dosovitskiy et al., arXiv:2010.11929): CLIP's, SigLIP's and BLIP-2's.
+"""Plain vision transformers (Dosovitskiy et al., arXiv:2010.11929): ViT, DeiT, CLIP's, SigLIP's and BLIP-2's.
 
-They differ in the class token, in norms at the ends, in biases and in the activation. CLIP: Radford et al.
-(arXiv:2103.00020); SigLIP: Zhai et al. (arXiv:2303.15343); BLIP-2's ViT-g: Fang et al., EVA (arXiv:2211.07636).
+They differ in the tokens before the patches, in norms at the ends, in biases and in the activation. CLIP: Radford et
+al. (arXiv:2103.00020); SigLIP: Zhai et al. (arXiv:2303.15343); BLIP-2's ViT-g: Fang et al., EVA (arXiv:2211.07636);
+DeiT: Touvron et al. (arXiv:2012.12877).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.layers.quant.producer import Producer
 
-KINDS = ("clip_vision_model", "siglip_vision_model", "blip_2_vision_model")
+KINDS = ("clip_vision_model", "siglip_vision_model", "blip_2_vision_model")  # of a language model's towers
+ENCODERS = ("vit", "deit")  # before a decoder that attends to their rows
+TOKENS = {"siglip_vision_model": (), "deit": ("class_token", "distillation_token")}  # all others: the first alone
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,13 @@ class ViTConfig(VisionConfig):
         return max(self.layers)
 
     @property
+    def tokens(self) -> tuple[str, ...]:
+        """Names what stands before the patches."""
+        return TOKENS.get(self.kind, ("class_token",))
+
+    @property
     def class_token(self) -> bool:
-        return self.kind != "siglip_vision_model"
+        return bool(self.tokens)
 
     @property
     def embedding_norm(self) -> bool:
@@ -61,7 +69,7 @@ class ViTConfig(VisionConfig):
 
     @property
     def num_features(self) -> int:
-        return self.grid[0] * self.grid[1] + self.class_token
+        return self.grid[0] * self.grid[1] + len(self.tokens)
 
     @property
     def hidden_size(self) -> int:
@@ -73,17 +81,24 @@ DEFAULTS = {
     "clip_vision_model": (768, 3072, 12, 12, 224, 32, "quick_gelu", 1e-5),
     "siglip_vision_model": (768, 3072, 12, 12, 224, 16, "gelu_pytorch_tanh", 1e-6),
     "blip_2_vision_model": (1408, 6144, 39, 16, 224, 14, "gelu", 1e-6),
+    **dict.fromkeys(ENCODERS, (768, 3072, 12, 12, 224, 16, "gelu", 1e-12)),
 }
 
 
-def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str = KINDS[0]) -> ViTConfig:
+def parse(
+    hf: dict[str, Any],
+    layers: int | list[int] | None = None,
+    kind: str = KINDS[0],
+    *,
+    kinds: tuple[str, ...] = KINDS,
+) -> ViTConfig:
     """Reads a Hugging Face configuration of a tower. Raises ConfigError that names every field it cannot honour.
 
     `layers`: the feature layers as Hugging Face numbers them, -1 the last; None: the last one, normalized. `kind`: what
-    it is where it does not say.
+    it is where it does not say; `kinds`: what it may be.
     """
     fields = ConfigReader(hf, "vision tower")
-    kind = fields.choice("model_type", KINDS, default=kind)
+    kind = fields.choice("model_type", kinds, default=kind)
     width, ffn, depth, heads, image, patch, activation, eps = DEFAULTS.get(kind, DEFAULTS[KINDS[0]])
     depth = fields.size("num_hidden_layers", depth)
     feature_layers = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
@@ -100,7 +115,7 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
         norm_eps=fields.get("layer_norm_eps", eps),
         layers=layer_indices,
         kind=kind,
-        qkv_bias=bool(fields.get("qkv_bias", True)) if kind == KINDS[2] else True,
+        qkv_bias=bool(fields.get("qkv_bias", True)) if kind in (KINDS[2], *ENCODERS) else True,
         final_norm=layers is None,
     )
     if invalid := [layer for layer, n in zip(feature_layers, layer_indices, strict=True) if not 0 <= n <= depth]:
@@ -149,15 +164,15 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Turns pixels into rows, the class token's first where there is one."""
+    """Turns pixels into rows, after those of its tokens."""
 
     def __init__(self, config: ViTConfig, context: ModelContext):
         super().__init__()
         self.config = config
         clip = config.kind == "clip_vision_model"
         self.patch_embed = PatchEmbed(config.patch_size, config.num_channels, config.width, bias=not clip)
-        if config.class_token:
-            self.class_token = nn.Parameter(torch.zeros(config.width))
+        for name in config.tokens:
+            self.register_parameter(name, nn.Parameter(torch.zeros(config.width)))
         self.positions = nn.Parameter(torch.zeros(config.num_features, config.width))
         if config.embedding_norm:
             self.embedding_norm = LayerNorm(config.width, eps=config.norm_eps)
@@ -180,9 +195,8 @@ class ViT(nn.Module):
 
     def _embedded(self, pixel_values: Tensor) -> Tensor:
         x = self.patch_embed(pixel_values).flatten(1, 2)
-        if self.config.class_token:
-            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
-        x = x + self.positions
+        tokens = [self.get_parameter(name).expand(x.shape[0], 1, -1) for name in self.config.tokens]
+        x = (torch.cat([*tokens, x], 1) if tokens else x) + self.positions
         return self.embedding_norm(x)[1] if self.config.embedding_norm else x
 
 

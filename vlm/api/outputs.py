@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.processing.text_stream import TextStream, before_stop
 from vlm.processing.tokenization import Tokenizer
+from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -79,7 +80,7 @@ class OutputReader:
     """Reads what requests to one engine have come to: tokens -> text."""
 
     tokenizer: Tokenizer | None
-    postprocess: Callable[[str], str]
+    family: FamilySpec
     clock: StageClock = field(default_factory=StageClock)
 
     def output(self, completion: Completion) -> Output:
@@ -99,8 +100,9 @@ class OutputReader:
     def _decoded(self, completion: Completion, outcome: Completion | Hypothesis, score: float | None = None) -> Output:
         params = completion.request.params
         raw = before_stop(self._text(completion, outcome), params.stop, params.include_stop_str_in_output)
+        begun = self._shown(params, completion.request.decoder_prompt_token_ids) if self.family.reads_prompt else ""
         return Output(
-            self.postprocess(raw),
+            self.family.postprocess(begun + raw),
             raw,
             outcome.token_ids,
             outcome.finish_reason,
@@ -114,10 +116,13 @@ class OutputReader:
 
     def _text(self, completion: Completion, outcome: Completion | Hypothesis) -> str:
         """Returns the decoded tokens; of a loop its first turn."""
-        if self.tokenizer is None:
-            return ""
         request, token_ids = completion.request, outcome.token_ids
         if outcome.finish_reason == "loop":
             whole = [*request.decoder_prompt_token_ids, *completion.token_ids]
             token_ids = without_loop(token_ids, period) if (period := loop_period(whole)) else token_ids
-        return self.tokenizer.showing(special_tokens=not request.params.skip_special_tokens).decode(token_ids)
+        return self._shown(request.params, token_ids)
+
+    def _shown(self, params: SamplingParams, token_ids: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.showing(special_tokens=not params.skip_special_tokens).decode(list(token_ids))

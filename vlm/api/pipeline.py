@@ -120,7 +120,7 @@ class Pipeline:
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
         self.clock = StageClock()  # of what this process does to inputs and outputs
-        self.outputs = OutputReader(self.tokenizer, self.family.postprocess, self.clock)
+        self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
@@ -146,9 +146,9 @@ class Pipeline:
         An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
         `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
         the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
-        hidden], `decoder_prompt_token_ids`; the same names work as options for a single input. `lora`, the name
-        or number of an adapter (-1: none), may stand in each input and is an option for those where it does not. The
-        other options are those of SamplingParams.
+        hidden], `decoder_prompt_token_ids`, `task` and `question` (of a model that has tasks); the same names work as
+        options for a single input. `lora`, the name or number of an adapter (-1: none), may stand in each input and is
+        an option for those where it does not. The other options are those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may

@@ -61,6 +61,9 @@ def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     processor, generator = pipeline.processor, torch.Generator().manual_seed(number)
     if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
         pixels = torch.rand(vision.num_channels, *vision.usual_size, generator=generator)
-        return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.takes_prompt else {})}
+        if processor.family.takes_prompt:
+            return {"pixel_values": pixels, "prompt": f"{number}"}
+        # of no task, which may need a question
+        return {"pixel_values": pixels, "decoder_prompt_token_ids": [processor.config.decoder_start_token_id]}
     ids = torch.randint(processor.vocab_size, (LENGTH,), generator=generator).tolist()
     return {pipeline.capabilities.id_field: ids}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import open_regular, read_json
 from vlm.artifacts.generation_config import generation_defaults, standing_alone
+from vlm.artifacts.model_files import ModelFiles
 from vlm.errors import CheckpointError, listed
 
 if TYPE_CHECKING:
@@ -54,7 +55,16 @@ class HFFolder:
     def config(self) -> dict[str, Any]:
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path} is no folder; give a {WHAT} (config.json and weights).")
-        return read_json(self.path / "config.json", CheckpointError, WHAT)
+        config = read_json(self.path / "config.json", CheckpointError, WHAT)
+        return config if (kind := self._image_processor) is None else {"image_processor_type": kind, **config}
+
+    @property
+    def _image_processor(self) -> str | None:
+        """Returns the class that the settings of images name: families may differ in nothing else."""
+        files = ModelFiles("", path=self.path)
+        nested = files.read("processor_config.json").get("image_processor")
+        settings = nested if isinstance(nested, dict) else files.read("preprocessor_config.json")
+        return settings.get("image_processor_type") or settings.get("feature_extractor_type")
 
     @functools.cached_property
     def generation(self) -> dict[str, Any]:

@@ -85,10 +85,10 @@ def _roles(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> Quantize
 
 @contextlib.contextmanager
 def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]:
-    """Yields the folder's files, and for a model of texts a tokenizer.json that is made where there is none."""
+    """Yields the folder's files, and a tokenizer.json that is made where there is none."""
     files = list(folder.processor_files)
     with tempfile.TemporaryDirectory() as scratch:
-        lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)
+        lacks = not any(file.name == "tokenizer.json" for file in files)
         for name, content in make_tokenizer(folder.path, spec).items() if lacks else ():
             files.append(Path(scratch) / name)
             files[-1].write_text(content, encoding="utf-8")

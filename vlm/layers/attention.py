@@ -149,8 +149,8 @@ class CrossAttention(Attention):
     """Computes multi-head attention of each row over the encoder output of its sequence, whose K/V were written at
     admission.
 
-    They lie in the same pool as the self-attention's, in blocks of their own. `features`: width of the encoder's rows,
-    where it is another than the decoder's.
+    They lie in the same pool as the self-attention's, in blocks of their own. `encoder_size` None: the encoder's rows
+    are as wide as its own.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class CrossAttention(Attention):
         bias: bool = True,
         scale: float | None = None,
         num_kv_heads: int | None = None,
-        features: int | None = None,
+        encoder_size: int | None = None,
         variant: AttentionVariant = PLAIN,
     ):
         super().__init__(head_dim or hidden // num_heads, scale, variant)
@@ -173,7 +173,7 @@ class CrossAttention(Attention):
         units = head_units(num_heads, num_kv_heads or num_heads, context)
         self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", units=units, context=context)
         parts = {"k": kv, "v": kv}
-        self.kv = Linear(features or hidden, parts, bias=bias, axis="column", units=units, context=context)
+        self.kv = Linear(encoder_size or hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.kv_heads = self.heads(self.kv)
         self.producers = {"out": Producer("kv", "v")} if kv == inner else {}
@@ -185,6 +185,6 @@ class CrossAttention(Attention):
         return self.out(mixed.flatten(1), batch)
 
     def write(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Puts this layer's keys and values of an encoder's output [R, features] into the cache."""
+        """Puts this layer's keys and values of an encoder's output [R, encoder_size] into the cache."""
         k, v = self.split(self.kv(features, batch), self.kv_heads)
         batch.attention.write_cross(self.layer, k, v)

@@ -6,7 +6,9 @@ import functools
 from typing import Any
 
 from vlm.artifacts.prompt_tables import TunedPrompt
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
+from vlm.processing.tokenization import Tokenizer
+from vlm.registry.tasks import TaskPrompts
 from vlm.requests.prompt_table import PromptTable
 
 INPUT_KEYS = (
@@ -23,6 +25,7 @@ INPUT_KEYS = (
     "continue_final_message",
     "prompt_table",
     "task",
+    "question",
     "pixel_values",
     "encoder_output",
     "encoder_input_ids",
@@ -40,6 +43,23 @@ def truncation_of(fields: dict[str, Any], most: int) -> int | None:
     if not isinstance(truncate, int) or truncate < 1:
         raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
     return min(most, truncate)
+
+
+def with_beginning(fields: dict[str, Any], tasks: TaskPrompts, tokenizer: Tokenizer, limit: int) -> dict[str, Any]:
+    """Returns an input with the tokens where its output begins, of at most `limit`, in the place of its task and
+    question, or of its prompt. InputError for those that do not go together, or that the model does not know."""
+    if len(names := [name for name in ("prompt", "decoder_prompt_token_ids", "task") if name in fields]) > 1:
+        raise InputError(f"{listed(names)} were given together; an input has one of them.")
+    if names and names != ["task"] and "question" in fields:
+        raise InputError(f"{names[0]}, question were given together; an input has one of them.")
+    if "decoder_prompt_token_ids" in fields:
+        return fields
+    prompt = fields.get("prompt") or tasks.prompt(fields.get("task"), fields.get("question"))
+    rest = {key: value for key, value in fields.items() if key not in ("prompt", "task", "question")}
+    if prompt is None:
+        return rest
+    tokenizer.check_length(prompt, limit)
+    return {**rest, "decoder_prompt_token_ids": tokenizer.encode(prompt)}
 
 
 def rows_of(table: PromptTable | None, vocab_size: int) -> range:

@@ -12,7 +12,14 @@ from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
 from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.image_inputs import ImageInputs
-from vlm.processing.input_fields import ENCODER_KEYS, INPUT_KEYS, prompt_table_of, rows_of, truncation_of
+from vlm.processing.input_fields import (
+    ENCODER_KEYS,
+    INPUT_KEYS,
+    prompt_table_of,
+    rows_of,
+    truncation_of,
+    with_beginning,
+)
 from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
@@ -185,7 +192,7 @@ class RequestBuilder:
             if is_text and not isinstance(source, str):
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
-            return {key: source} if is_text else {"images": [source]}
+            return self._with_task({key: source} if is_text else {"images": [source]})
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_task({k: v for k, v in source.items() if v is not None})
@@ -210,7 +217,11 @@ class RequestBuilder:
         return messages
 
     def _with_task(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Puts the rows of a task in its place."""
+        """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt."""
+        if self.tokenizer is not None and self.tokenizer.tasks is not None:
+            return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
+        if "question" in fields:
+            raise InputError(f"{self.family.name} has no task that takes a question; leave it out, or ask in a prompt.")
         if "task" not in fields:
             return fields
         if "prompt_table" in fields:
@@ -225,7 +236,10 @@ class RequestBuilder:
         if task == -1:
             return None
         if self.prompt_tables is None:
-            raise InputError("no tuned prompts are loaded; load the model with prompt_table (--prompt-table).")
+            raise InputError(
+                f"{self.family.name} has no tasks of its own, and no tuned prompts are loaded; load the model with"
+                " prompt_table (--prompt-table)."
+            )
         if (tuned := self.prompt_tables.find(task)) is None:
             raise InputError(f"there is no task {task!r}; there are {self.prompt_tables.known}, and -1: none.")
         return tuned

@@ -54,7 +54,7 @@ class Tokenizer:
         """`target` decodes where outputs have ids of their own; `truncation_side` None: what the tokenizer's file says,
         else "right"."""
         self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
-        self.pair = rules.pair
+        self.pair, self.tasks, self._shown = rules.pair, rules.tasks, rules.shown
         self._warnings_left = MOST_WARNINGS
         own = (fast.truncation or {}).get("direction", "right")
         self.truncation_side = truncation_side or own
@@ -200,7 +200,9 @@ class Tokenizer:
 
     def decode_split(self, token_ids: list[int]) -> str:
         """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""
-        return self._target.decode(token_ids, skip_special_tokens=self._skip_special)
+        if self._skip_special:
+            token_ids = [i for i in token_ids if i not in self._left_out]
+        return self._target.decode(token_ids, skip_special_tokens=False)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
         """Returns what a token adds to a text that ends in the token `before`; special tokens by their names."""
@@ -212,6 +214,10 @@ class Tokenizer:
     @functools.cached_property
     def _special(self) -> frozenset[int]:
         return frozenset(i for i, token in self._target.get_added_tokens_decoder().items() if token.special)
+
+    @functools.cached_property
+    def _left_out(self) -> frozenset[int]:
+        return frozenset(i for i in self._special if self._target.id_to_token(i) not in self._shown)
 
     @functools.cached_property
     def ends(self) -> tuple[list[int], list[int]]:

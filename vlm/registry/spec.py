@@ -127,6 +127,7 @@ class FamilySpec:
     make_tokenizer: Callable[[Path, Mapping[str, Any]], Mapping[str, str] | None] = lambda folder, settings: None
     tokenizer_files: tuple[str, ...] = ()  # patterns of files that it makes one of, beyond those that many models have
     postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
+    reads_prompt: bool = False  # is what it wrote read together with where it began?
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
 

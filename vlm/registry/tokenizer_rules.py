@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlm.errors import InputError, listed
+from vlm.registry.tasks import TaskPrompts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,6 +87,8 @@ class TokenizerRules:
     splitter: WordSplitter | None = None
     dictionary: Dictionary | None = None
     pair: tuple[str, str] | None = None  # the source's language and the target's, where there are no others
+    tasks: TaskPrompts | None = None  # of a model that is told what to do by where its output begins
+    shown: frozenset[str] = frozenset()  # special tokens that texts keep
 
 
 # AttributeError, KeyError, TypeError or ValueError of a reader: the settings are damaged

@@ -63,9 +63,9 @@ def run(
     """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
 
     On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
-    post-processed (nougat: markdown). --json prints one object an input: image (and page) or input, text, raw_text,
-    finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences) are printed one after the
-    other, best first, and in JSON the others are "alternatives".
+    post-processed (nougat: markdown, donut: JSON). --json prints one object an input: image (and page) or input, text,
+    raw_text, finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences) are printed one
+    after the other, best first, and in JSON the others are "alternatives".
 
     \b
     Examples:
@@ -77,6 +77,8 @@ def run(
       vlm run --text "translate English to German: The old ship is small."
       vlm run --image a.png --image b.png --prompt "What differs?" --model llava-hf/llava-1.5-7b-hf
       vlm run --image a.png --chat --model llava-hf/llava-1.5-7b-hf
+      vlm run --image receipt.png --task cord-v2 --model naver-clova-ix/donut-base-finetuned-cord-v2
+      vlm run --image page.png --question "What is the date?" --model naver-clova-ix/donut-base-finetuned-docvqa
       vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """

@@ -38,7 +38,17 @@ class RunSources:
         " that takes no text (nougat) continues it: the start of the output.",
     )  # fmt: skip
     raw_prompt: str | None = option(None, "The prompt as the model reads it, in no template.")
+    task: str | None = option(
+        None, "For a model that has tasks (Donut): what to do with each image, like docvqa or cord-v2.",
+        default="the one that it was tuned for",
+    )  # fmt: skip
+    question: str | None = option(None, "For a task that answers one, as docvqa does.")
     input_ids: Path | None = same_option(TextFiles, "input_ids")
+
+    @property
+    def of_task(self) -> dict[str, Any]:
+        """Returns what each input says of its task."""
+        return {name: value for name in ("task", "question") if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -52,13 +62,14 @@ class RunInputs:
     chat: bool
     ids: list[Item] = field(default_factory=list)  # rows of token ids
     framing: dict[str, Any] = field(default_factory=dict)  # what else the input of each text has
+    of_task: dict[str, Any] = field(default_factory=dict)  # what the input of each image has
     long_document: str | None = None  # one of several pages, of which no --pages were named
 
     @classmethod
     def from_options(cls, sources: RunSources, framing: Framing, *, chat: bool) -> RunInputs:
         """Reads what the options name. Raises InputError, before a model is loaded, for what does not go together."""
         if sources.input_ids is not None:
-            others = by_flag(sources, "image", "text", "pages", "prompt", "raw_prompt")
+            others = by_flag(sources, "image", "text", "pages", "prompt", "raw_prompt", "task", "question")
             others |= {"--chat": chat, **by_flag(framing, "suffix", "truncate")}
             return cls([], [], None, None, False, ids=ids_of(sources.input_ids, others))
         beside = {"suffix": framing.suffix, "truncate": framing.truncate or None}
@@ -73,6 +84,7 @@ class RunInputs:
             None if sources.raw_prompt is None else one_prompt(sources.raw_prompt, verbatim=True),
             chat,
             framing=beside,
+            of_task=sources.of_task,
             long_document=None if sources.pages else long,
         )
 
@@ -117,9 +129,11 @@ class RunInputs:
         if not pipeline.capabilities.takes_prompt:
             if flags := [f"--{name}" for name in self.framing]:
                 raise InputError(f"{listed(flags)} is for texts; {pipeline.family.name} takes none.")
-            return [{"images": [source], "prompt": self.prompt} for source in self.images]
+            return [{"images": [source], "prompt": self.prompt, **self.of_task} for source in self.images]
         fields = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
-        return [{name: value for name, value in {**fields, **self.framing}.items() if value is not None}]
+        return [
+            {name: value for name, value in {**fields, **self.framing, **self.of_task}.items() if value is not None}
+        ]
 
 
 def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> None:
@@ -127,6 +141,9 @@ def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> No
     images, texts = sources.image, sources.text
     words = {**by_flag(sources, "prompt", "raw_prompt"), "--chat": chat or None}
     flags = [name for name, value in words.items() if value is not None]
+    if sources.of_task and (chat or texts):
+        told = listed(f"--{name}" for name in sources.of_task)
+        raise InputError(f"{told} is for images, a request each; leave it out.")
     if chat and framing:
         raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
     if (images and texts) or not (images or texts or flags):

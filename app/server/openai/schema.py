@@ -32,16 +32,18 @@ class StreamOptions(BaseModel):
 
 
 class Named(Body):
-    """What a request is asked of: a model, or an adapter of one; and a task that it has tuned prompts for, by name or
-    number, in a field of ours."""
+    """What a request is asked of: a model, or an adapter of one; and in fields of ours a task, of the model's own or
+    one that it has tuned prompts for, by name or number, and the question of a task that answers one."""
 
     model: str
     task: Annotated[str, Field(max_length=256)] | Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    question: Annotated[str | None, Field(max_length=2**16)] = None
 
     @property
     def of_inputs(self) -> dict[str, Any]:
         """Returns what each input has beside its words."""
-        return {} if self.task is None else {"task": self.task}
+        told = {"task": self.task, "question": self.question}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 class Sampling(Named):

@@ -104,7 +104,7 @@ def encoder_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) ->
 def cross_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) -> GraphIO:
     shape = (BATCH, config.num_heads, SPAN, config.head_dim)
     outputs = tuple(Port(name, shape, dtype) for name in caches("cross", config.num_layers))
-    inputs = (Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),)
+    inputs = (Port("hidden", (BATCH, SPAN, config.encoder_size), dtype),)
     return GraphIO(inputs, outputs, max_span=limits.max_encoder_input_len)
 
 
