@@ -261,7 +261,7 @@ class RuntimeConfig(Config):
     block_size: int = option(16, "Tokens a block of the KV cache.", cli=False, allowed=at_least(1))
     burst: int | None = option(
         None, "Decode steps between two looks of the host.", cli=False, allowed=at_least(1),
-        default="16 on a GPU; on a CPU 1: there a burst hides nothing, and what arrives would wait for its end",
+        default="16 on a GPU; on a CPU 1, and some of a small model: it hides nothing there, and what arrives waits",
     )  # fmt: skip
     kv_cache_free_gpu_memory_fraction: float = option(
         0.9, "The cache's share of a GPU's memory that is free once the weights are loaded.", allowed=PART

@@ -27,7 +27,9 @@ from vlm.registry.networks import check_ranks, mapping_of
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
-BURST = 16  # steps, on a device that works while the host does
+BURST = 16  # decode steps at most
+# weights that the decode steps of a burst read on the CPU, about: some milliseconds of one core's
+BURST_WEIGHTS = 2**24
 
 
 def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> LLMEngine | EncoderEngine:
@@ -69,12 +71,22 @@ def _limits(engine: EngineLimits, batch_size: int | None) -> EngineLimits:
     return engine.within(max_batch_size=batch_size)
 
 
+def _burst(executor: Executor) -> int:
+    """Returns the decode steps between two looks of the host. On a CPU a burst hides no work of the host's and holds up
+    what arrives: some steps of a model so small that this work would count, and one of any other."""
+    if executor.asynchronous:
+        return BURST
+    config = executor.config
+    weights = config.hidden_size * (12 * config.num_layers * config.hidden_size + config.vocab_size)
+    return max(1, min(BURST, BURST_WEIGHTS // weights))
+
+
 def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig) -> Scheduler:
     config, runner = executor.config, executor.runner
     schedule = SchedulerConfig(
         limits.max_batch_size,
         runner.block_size,
-        runtime.burst or (BURST if executor.asynchronous else 1),
+        runtime.burst or _burst(executor),
         runtime.max_prefill_tokens,
         config.vocab_size,
         prefix_sharing=runner.shares_prefixes and runtime.prefix_sharing and not config.cross_attention,
