@@ -11,7 +11,7 @@ from vlm.executor.slot_upload import SlotUpload
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64, torch.bool])
 def test_each_type_is_written_as_torch_would(dtype):
     targets = [torch.zeros(7, dtype=dtype), torch.ones(7, 5, dtype=dtype)]
     expected = [target.clone() for target in targets]

@@ -3,12 +3,13 @@ bytes."""
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-DTYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32, torch.bool: np.bool_}
 ALIGNED = 16  # bytes
 
 
@@ -24,7 +25,7 @@ class SlotUpload:
         """Takes the slots' values of a target, a row a slot; rows may be shorter than the target's, whose rest is stale
         then."""
         self._targets.append(target)
-        self._parts.append(np.array(values, DTYPES[target.dtype]))
+        self._parts.append(np.array(values, _numpy_type(target.dtype)))
 
     def write(self) -> None:
         """Writes target[slots] = values for every target."""
@@ -42,3 +43,8 @@ class SlotUpload:
     def _view(self, whole: Tensor, i: int, dtype: torch.dtype, begins: list[int]) -> Tensor:
         part = self._parts[i]
         return whole[begins[i] : begins[i] + part.nbytes].view(dtype).view(part.shape)
+
+
+@functools.cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
