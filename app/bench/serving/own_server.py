@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 from vlm.errors import InputError
 
@@ -70,15 +71,26 @@ def _listen(server: OwnServer) -> None:
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends the process, when this one is told to end, too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Ends the process, when this one is told to end, too: at once, for an exception of a signal's handler may be
+    raised where Python ignores it."""
+
+    def end_both(number: int, frame: FrameType | None) -> None:
+        _end(process)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, end_both)
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
         signal.signal(signal.SIGTERM, before)
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
