@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
-from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
 from vlm.api.pipeline import Pipeline
@@ -20,7 +19,7 @@ from vlm_app.server.core import errors
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.core.metrics import Metrics
 from vlm_app.server.http.checks import Checks, add_door, content_type
-from vlm_app.server.http.content_coding import ContentDecoding
+from vlm_app.server.http.content_coding import AnswerCoding, ContentDecoding
 from vlm_app.server.http.limits import ApiKey, BodyLimit
 from vlm_app.server.http.request_id import RequestId
 from vlm_app.server.kserve import api as kserve
@@ -116,7 +115,7 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
 def add_guards(app: Starlette, config: ServerConfig) -> None:
     """Adds what a request passes before a route sees it: the last is the first."""
     limit = config.max_body_mb * 2**20
-    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
+    app.add_middleware(AnswerCoding)
     app.add_middleware(BodyLimit, limit=limit)
     app.add_middleware(ContentDecoding, limit=limit)
     app.add_middleware(Checks, checks=[content_type])

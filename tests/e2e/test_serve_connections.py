@@ -28,6 +28,7 @@ from vlm.errors import InputError
 from vlm_app.core.listening import reserve_files
 from vlm_app.server.http.checks import hostname, is_loopback
 from vlm_app.server.http.connections import MAX_FRAMING, MAX_HEADER_BYTES
+from vlm_app.server.http.content_coding import LEAST_BYTES
 
 SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
 LIMIT = 2**20
@@ -319,6 +320,14 @@ def test_bodies_may_be_compressed(served, code, path):
     plain, packed = post(served, path, body, **JSON), post(served, path, code(body), Content_Encoding=name, **JSON)
     assert plain[0] == packed[0] == 200
     assert re.findall(rb'"(?:content|data)":[^}]*', plain[2]) == re.findall(rb'"(?:content|data)":[^}]*', packed[2])
+
+
+def test_answers_are_compressed_but_those_that_tritons_client_reads_as_they_come(served):
+    for path, coding in (("/metrics", "gzip"), ("/v2/models/mini-t5/config", None)):
+        plain = post(served, path, b"", "GET")
+        status, headers, body = post(served, path, b"", "GET", Accept_Encoding="gzip")
+        assert status == 200 and headers.get("content-encoding") == coding and len(plain[2]) > LEAST_BYTES
+        assert (gzip.decompress(body) if coding else body)[:100] == plain[2][:100]
 
 
 def test_two_files_of_gzip_are_one_body(served):

@@ -31,8 +31,8 @@ def drained(feed: PageFeed, window: int = 2) -> dict[tuple[int, int], object]:
     with ThreadPoolExecutor(2) as pool, closing(feed):
         inputs, results = Prefetch(pool, enumerate(feed), lambda value: value, window), {}
         while inputs.more:
-            for number, future in inputs.ready(block=True):
-                results[feed.pages.pop(number)] = future.exception() or future.result()
+            for number, outcome in inputs.ready(block=True):
+                results[feed.pages.pop(number)] = outcome.error or outcome.value
                 inputs.done()
     return results
 

@@ -1,4 +1,4 @@
-"""Bodies that come compressed."""
+"""Bodies that come compressed, and answers that go so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import zlib
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm_app.server.core.errors import response
@@ -14,6 +15,24 @@ from vlm_app.server.core.errors import response
 CODINGS = ("gzip", "x-gzip", "deflate")
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32  # as the data's first bytes say
 PIECE = 2**20  # bytes that are decoded at once
+
+
+LEAST_BYTES = 1024  # of an answer that is worth it
+
+
+class AnswerCoding(GZipMiddleware):
+    """Compresses answers for those who take it; of KServe's API those of inference alone: Triton's asyncio client asks
+    for it by its library's default and reads all others as they come."""
+
+    def __init__(self, app: ASGIApp):
+        super().__init__(app, minimum_size=LEAST_BYTES, compresslevel=1)  # the loop's time is dearer than bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.startswith("/v2") and not path.endswith("/infer"):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class ContentDecoding:
