@@ -13,14 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vlm.executor.upload import upload
 from vlm.ops import prefill_attention
 from vlm.ops.packed_attention import tiles_of
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 T = TypeVar("T")
 Array = npt.NDArray[np.int32]
-
-ALIGNED = 4  # values: kernels are compiled for addresses of multiples of 16 bytes
 
 
 class PackedInputs(NamedTuple):
@@ -34,15 +33,8 @@ class PackedInputs(NamedTuple):
     @classmethod
     def from_host(cls, device: torch.device, rows: Array, tiles: Array) -> PackedInputs:
         """Copies rows [3, R] and tiles to the device at once, without waiting for it."""
-        parts = [*rows, tiles.reshape(-1)]
-        begins = np.cumsum([0, *(-(-len(part) // ALIGNED) * ALIGNED for part in parts)])
-        packed = np.empty(begins[-1], np.int32)
-        for part, begin in zip(parts, begins[:-1], strict=True):
-            packed[begin : begin + len(part)] = part
-        whole = torch.from_numpy(packed).to(device, non_blocking=True)
-        views = (whole[begin : begin + len(part)] for part, begin in zip(parts, begins[:-1], strict=True))
-        token_ids, positions, slots, flat_tiles = views
-        return cls(token_ids, positions, slots, flat_tiles.view(tiles.shape))
+        token_ids, positions, slots, on_device = upload([*rows, tiles], device)
+        return cls(token_ids, positions, slots, on_device)
 
 
 def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:

@@ -1,5 +1,4 @@
-"""What the host tells the slots of a batch, copied to the device at once: a copy for each tensor costs more than its
-bytes."""
+"""What the host tells the slots of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-ALIGNED = 16  # bytes
+from vlm.executor.upload import upload
 
 
 class SlotUpload:
@@ -29,20 +28,10 @@ class SlotUpload:
 
     def write(self) -> None:
         """Writes target[slots] = values for every target."""
-        begins = np.cumsum([0, *(-(-part.nbytes // ALIGNED) * ALIGNED for part in self._parts)]).tolist()
-        packed = np.empty(begins[-1], np.uint8)
-        for part, begin in zip(self._parts, begins, strict=False):
-            packed[begin : begin + part.nbytes] = part.reshape(-1).view(np.uint8)
-        whole = torch.from_numpy(packed).to(self._device, non_blocking=True)
-        slots = self._view(whole, 0, torch.int64, begins)
-        for i, target in enumerate(self._targets, 1):
-            new = self._view(whole, i, target.dtype, begins)
+        slots, *values = upload(self._parts, self._device)
+        for target, new in zip(self._targets, values, strict=True):
             place = target if new.ndim == 1 else target[:, : new.shape[1]]
             place.index_copy_(0, slots, new)
-
-    def _view(self, whole: Tensor, i: int, dtype: torch.dtype, begins: list[int]) -> Tensor:
-        part = self._parts[i]
-        return whole[begins[i] : begins[i] + part.nbytes].view(dtype).view(part.shape)
 
 
 @functools.cache

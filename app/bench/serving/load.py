@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vlm_app.bench.serving.outcome import Outcome
+from vlm_app.core import garbage
 
 Send = Callable[[bytes], Awaitable[Outcome]]
 
@@ -56,24 +56,13 @@ async def run_load(
                 run.outcomes.append(await send(body))
         progress(len(run.outcomes))
 
-    with _without_old_garbage():
-        began, cpu = time.perf_counter(), time.process_time()
-        async with asyncio.TaskGroup() as requests:
-            for body, due in zip(bodies, times, strict=True):
-                await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
-                run.lags.append(time.perf_counter() - began - due)
-                requests.create_task(one(body))
-        run.seconds = time.perf_counter() - began
-        run.cpu_share = (time.process_time() - cpu) / run.seconds
+    garbage.collect()  # now, not while requests are on their way
+    began, cpu = time.perf_counter(), time.process_time()
+    async with asyncio.TaskGroup() as requests:
+        for body, due in zip(bodies, times, strict=True):
+            await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+            run.lags.append(time.perf_counter() - began - due)
+            requests.create_task(one(body))
+    run.seconds = time.perf_counter() - began
+    run.cpu_share = (time.process_time() - cpu) / run.seconds
     return run
-
-
-@contextlib.contextmanager
-def _without_old_garbage() -> Iterator[None]:
-    """Keeps the collector from going through all that the program has loaded, which would hold requests up."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
