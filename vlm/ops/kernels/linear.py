@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.activation import Activation
+from vlm.ops.kernels import gemv
 from vlm.ops.kernels.activation import constants, finished, outputs, store
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
@@ -57,6 +58,8 @@ def shape_of(inputs: int) -> tuple[int, int]:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation | None = None
 ) -> Tensor:
+    if gemv.fits(x, weight, None, None, activation):
+        return gemv.linear(x, weight, None, None, bias, dtype, activation)
     num_outputs, inputs = weight.shape
     assert x.shape == (1, inputs) and x.is_contiguous() and weight.is_contiguous()
     width = num_outputs if activation is None else activation.width(num_outputs)
