@@ -30,14 +30,15 @@ def _shrink(
     row, adapter = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     part, split = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
     is_own = tl.load(ids_ptr + row, mask=row < R, other=-1) == adapter
-    has_own = tl.max(is_own.to(tl.int32)) > 0
+    has_own = tl.max(is_own.to(tl.int32)) > 0  # pyright: ignore[reportOperatorIssue]
     r, k = tl.arange(0, WIDTH), tl.arange(0, INPUTS)
     a_at = a_ptr + ((part * N + adapter) * RANK + r)[None, :].to(tl.int64) * K + k[:, None]
     share = tl.cdiv(tl.cdiv(K, SPLITS), INPUTS) * INPUTS
-    first, end = split * share, tl.minimum((split + 1) * share, K)
+    first = split * share
+    end = tl.where(has_own, tl.minimum(first + share, K), first)
     in_rank = (r < RANK)[None, :]
     # on its way while x is not there yet
-    a = tl.load(a_at + first, mask=has_own & (first + k < end)[:, None] & in_rank, other=0.0)
+    a = tl.load(a_at + first, mask=(first + k < end)[:, None] & in_rank, other=0.0)
     wait_for_inputs()
     if has_own:
         x_at = x_ptr + row[:, None].to(tl.int64) * x_row + k[None, :]
