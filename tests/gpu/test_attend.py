@@ -97,7 +97,7 @@ def test_a_step_writes_its_tokens_and_sees_them(shape, dtype, kept):
             continue
         tables, slots, lengths = batch(shape)
         ours = cache(shape, dtype, kept)
-        theirs = PagedKV(*(x if x is None else x.clone() for x in ours))
+        theirs = PagedKV(ours.keys.clone(), ours.values.clone(), *(x if x is None else x.clone() for x in ours[2:]))
         packed = torch.randn(rows, heads + 2 * kv_heads, dim, device="cuda", dtype=dtype)
         q, k, v = packed.split((heads, kv_heads, kv_heads), 1)
         angle = torch.rand(rows, half, device="cuda") * 6
@@ -110,15 +110,16 @@ def test_a_step_writes_its_tokens_and_sees_them(shape, dtype, kept):
         kv_write.kv_write(turned[1], v, theirs, tables, slots, lengths - 1)
         for one, other in zip(ours[:4], theirs[:4], strict=True):
             if one is not None and other is not None:
-                assert torch.equal(one.nan_to_num(), other.nan_to_num()) or _near(one, other)
+                _check_near(one, other)
         want = paged_attention.reference(turned[0].float(), ours, *options)
         assert relative(found, want) < (4e-3 if dtype == torch.bfloat16 else 5e-4), (half, is_biased)
 
 
-def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tells whether a rounding apart: turned keys are products summed in another order."""
+def _check_near(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Checks that few values are a rounding apart: turned keys are sums of products in another order."""
     apart = (one.float() - other.float()).nan_to_num().abs()
-    return float(apart.max()) <= 32 and float((apart > 0).float().mean()) < 1e-3
+    assert float((apart > 0).float().mean()) < 1e-3
+    assert float(apart.max()) <= max(1.0, float(one.float().nan_to_num().abs().max()) / 8)
 
 
 def test_many_rows_and_odd_heads_are_for_the_kernels_of_splits():

@@ -198,6 +198,21 @@ __device__ __forceinline__ void write(float (&x)[VALUES], char* to, float* scale
     if (writes) *(Vector*)to = packed[0];
 }
 
+struct Merged { float sum, weights, highest; };
+
+// A column of what several found of one row and head: [COUNT, DIM + 2].
+template <int COUNT> __device__ __forceinline__ Merged merged(const float* parts, int d) {
+    Merged all = {0.0f, 0.0f, LOWEST};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) all.highest = fmaxf(all.highest, parts[i * (DIM + 2) + DIM]);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const float weight = exp2_of(parts[i * (DIM + 2) + DIM] - all.highest);
+        all.sum += parts[i * (DIM + 2) + d] * weight, all.weights += parts[i * (DIM + 2) + DIM + 1] * weight;
+    }
+    return all;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) attend(
     const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
     const unsigned short* new_k, const unsigned short* new_v, const float* angles, const int* tables, const int* slots,
@@ -222,24 +237,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     // what a thread copies and reads: of keys, of values, and the numbers beside them
     const u32 vectors = shared_address(memory) + (warp * STAGES * UNROLL * 32 + lane) * 16;
     const u32 extras = shared_address(memory) + VECTORS * 32 + (warp * STAGES * UNROLL * 32 + lane) * 4 * EXTRAS;
-    int first = begin + warp * TOKENS + token;  // the token of a stage, the next ones AT_ONCE further each
-    int blocks[UNROLL];
-    const auto look_up = [&](int n) {
+    int first = begin + warp * TOKENS;  // of a stage; a thread's are `token` further, and AT_ONCE further each
+    int next = first;                   // of the stage that is requested next
+    // the blocks of 32 entries of the table, of which a lane has one
+    int entry = next / BLOCK, block = 0;
+    const auto look_up = [&] { block = (entry + lane) * BLOCK < end ? table[entry + lane] : 0; };
+    const auto request = [&](int stage) {
+        if ((next + TOKENS - 1) / BLOCK >= entry + 32) entry = next / BLOCK, look_up();
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++, n += AT_ONCE) blocks[u] = n < end ? table[n / BLOCK] : 0;
-    };
-    const auto request = [&](int stage, int n) {
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++, n += AT_ONCE) {
+        for (int u = 0; u < UNROLL; u++) {
+            const int n = next + token + u * AT_ONCE, place = n % BLOCK;
             const bool wanted = n < end && has_slice;
-            const int place = n % BLOCK;
-            const i64 at = ((i64)blocks[u] * block_stride + place * DIM + (has_slice ? slice : 0) * VALUES) * BYTES;
+            const int block_of_n = __shfl_sync(~0u, block, n / BLOCK - entry);
+            const i64 at = ((i64)block_of_n * block_stride + place * DIM + (has_slice ? slice : 0) * VALUES) * BYTES;
             const u32 to = vectors + (stage * UNROLL + u) * 512;
             copy16(to, keys + at, wanted);
             copy16(to + VECTORS * 16, values + at, wanted);
             const u32 beside = extras + (stage * UNROLL + u) * 128 * EXTRAS;
             if constexpr (IN_8_BITS) {
-                const i64 scaled = (i64)blocks[u] * scale_stride + kv_head * BLOCK + place;
+                const i64 scaled = (i64)block_of_n * scale_stride + kv_head * BLOCK + place;
                 copy4(beside, key_scales + scaled, n < end);
                 copy4(beside + 4, value_scales + scaled, n < end);
             }
@@ -249,13 +265,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
             }
         }
         end_stage();
+        next += WARPS * TOKENS;
     };
-#pragma unroll
-    for (int stage = 0; stage < STAGES; stage++) {
-        look_up(first + stage * WARPS * TOKENS);
-        request(stage, first + stage * WARPS * TOKENS);
-    }
-    look_up(first + STAGES * WARPS * TOKENS);
+    look_up();
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES; stage++) request(stage);
     const int new_block = NEW ? table[cached / BLOCK] : 0;
     asm volatile("griddepcontrol.wait;" ::: "memory");
 
@@ -293,7 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
         }
     }
 
-    for (int stage = 0; first - token < end; first += WARPS * TOKENS) {
+#pragma unroll 1
+    for (int stage = 0; first < end; first += WARPS * TOKENS) {
         first_stage_is_there();
         Vector k[UNROLL], v[UNROLL];
         float scores[UNROLL], value_scale[UNROLL], highest = most;
@@ -317,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
             if constexpr (IN_8_BITS) product *= float_at(beside), value_scale[u] = float_at(beside + 4);
             scores[u] = score_of(product);
             if constexpr (BIAS) scores[u] += float_at(beside + 4 * (EXTRAS - 1)) * LOG2E;
-            if (first + u * AT_ONCE >= end) scores[u] = __uint_as_float(0xFF800000u);
+            if (first + token + u * AT_ONCE >= end) scores[u] = __uint_as_float(0xFF800000u);
             highest = fmaxf(highest, scores[u]);
         }
         const float shrink = exp2_of(most - highest);
@@ -333,8 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
 #pragma unroll
             for (int j = 0; j < VALUES; j++) sums[j] += weight * of_value[j];
         }
-        request(stage, first + STAGES * WARPS * TOKENS);
-        look_up(first + (STAGES + 1) * WARPS * TOKENS);
+        request(stage);
         if (++stage == STAGES) stage = 0;
     }
 
@@ -355,25 +369,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     if (lane == 0) mine[DIM] = most, mine[DIM + 1] = total;
     __syncthreads();
     cluster_wait();
-    const auto merged = [&](const float* parts, int count, int d, float& highest) {
-        highest = LOWEST;
-        for (int i = 0; i < count; i++) highest = fmaxf(highest, parts[i * (DIM + 2) + DIM]);
-        float sum = 0.0f;
-        for (int i = 0; i < count; i++) sum += parts[i * (DIM + 2) + d] * exp2_of(parts[i * (DIM + 2) + DIM] - highest);
-        return sum;
-    };
-    // the last two of DIM + 2 columns are the maximum and the sum of weights
+    // the last two of DIM + 2 columns are the largest score and the sum of weights
     for (int d = threadIdx.x; d < DIM + 2; d += THREADS) {
-        float highest;
-        const float sum = merged(found, WARPS, d == DIM ? 0 : d, highest);
-        store_in_first(shared_address(gathered + split * (DIM + 2) + d), d == DIM ? highest : sum);
+        const Merged all = merged<WARPS>(found, d);
+        store_in_first(shared_address(gathered + split * (DIM + 2) + d), d == DIM ? all.highest : all.sum);
     }
     cluster_arrive();
     cluster_wait();
     if (split > 0) return;
     for (int d = threadIdx.x; d < DIM; d += THREADS) {
-        float highest;
-        const float sum = merged(gathered, CLUSTER, d, highest), weights = merged(gathered, CLUSTER, DIM + 1, highest);
-        out[((i64)row * HEADS + head) * DIM + d] = (unsigned short)pack_x(weights > 0.0f ? sum / weights : 0.0f, 0.0f);
+        const Merged all = merged<CLUSTER>(gathered, d);
+        out[((i64)row * HEADS + head) * DIM + d] = (unsigned short)pack_x(all.sum / all.weights, 0.0f);
     }
 }

@@ -69,6 +69,9 @@ class CudaKernel:
         self._function = _checked(driver.cuModuleGetFunction(module, name.encode()))
         most_shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self._function, most_shared, shared))
+        # kernels that divide a processor's memory in different ways do not run on it together
+        division = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        _checked(driver.cuFuncSetAttribute(self._function, division, 100))
         self._shared = shared
 
     def launch(self, grid: tuple[int, int, int], threads: int, *arguments: Any, cluster: int = 1) -> None:
