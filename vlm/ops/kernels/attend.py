@@ -21,13 +21,18 @@ X_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 KV_TYPES = X_TYPES | {torch.int8: 2, torch.float8_e4m3fn: 3}
 SLICE = 16  # bytes of a token that a lane has
 LARGEST_CLUSTER = 8
-WARPS, STAGES, UNROLL = 4, 4, 2
+WARPS, UNROLL = 4, 2
 
 
 def cluster_size(pairs: int, processors: int) -> int:
     """Returns how many programs share the context of each row and head: as many as two a processor allow."""
     most = min(LARGEST_CLUSTER, 2 * processors // pairs)
     return 1 << most.bit_length() - 1 if most else 0
+
+
+def num_stages(programs: int, processors: int) -> int:
+    """Returns how many stages a thread has on their way: so that all programs have room beside a product's."""
+    return 4 if programs <= processors else 2
 
 
 def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
@@ -68,12 +73,14 @@ def attention(
     k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
     assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
     assert bias is None or bias.is_contiguous()
-    cluster = cluster_size(rows * heads, device_properties(q.device.index).multi_processor_count)
+    processors = device_properties(q.device.index).multi_processor_count
+    cluster = cluster_size(rows * heads, processors)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     constants = {
         "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kv.keys.dtype], "HEADS": heads, "GROUP": heads // kv_heads,
         "DIM": dim, "HALF": 0 if angles is None else angles.shape[2], "BLOCK": block, "CLUSTER": cluster,
-        "WARPS": WARPS, "STAGES": STAGES, "UNROLL": UNROLL, "NEW": int(new is not None), "BIAS": int(bias is not None),
+        "WARPS": WARPS, "UNROLL": UNROLL, "STAGES": num_stages(cluster * rows * heads, processors),
+        "NEW": int(new is not None), "BIAS": int(bias is not None),
         "CAP": f"{variant.softcap or 0.0:.9e}f", "REACH": -1 if variant.reach is None else variant.reach,
         "LARGEST": f"{MOST.get(kv.keys.dtype, 1.0):.1f}f",
     }  # fmt: skip

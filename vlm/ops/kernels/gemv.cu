@@ -42,7 +42,7 @@ constexpr int PIECE_INPUTS = KIND == INT4 ? 128 : KIND == DENSE ? 32 : 64;
 constexpr int NUM_PIECES = INPUTS / PIECE_INPUTS, CHUNKS = (NUM_PIECES * PIECE + ROW - 1) / ROW;  // stages of a tile
 constexpr int PER_TILE = GATED ? ROWS / 2 : ROWS;  // results
 constexpr int OTHER = GATED ? OUTPUTS / 2 : 8;     // rows of the weight from a tile's first half to its second
-constexpr int TILES = OUTPUTS / ROWS, TILES_EACH = TILES / PROGRAMS, WITH_ONE_MORE = TILES % PROGRAMS;
+constexpr int TILES = (OUTPUTS + ROWS - 1) / ROWS, TILES_EACH = TILES / PROGRAMS, WITH_ONE_MORE = TILES % PROGRAMS;
 constexpr int MOST_TILES = TILES_EACH + (WITH_ONE_MORE > 0);
 constexpr int RESULTS = (MOST_TILES * PER_TILE + THREADS - 1) / THREADS;  // of a thread
 constexpr int IN_VECTORS = INPUTS / 8;             // of the row, 8 values each
@@ -493,7 +493,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
 #pragma unroll
         for (int of = 0; of < 1 + GATED; of++) {
             const int mine = threadIdx.x + k * THREADS, at = share.first * PER_TILE + mine + of * (OUTPUTS / 2);
-            const bool has_result = mine < share.count * PER_TILE;
+            const bool has_result = mine < share.count * PER_TILE && at < OUTPUTS;
             scales_of_mine[k][of] = has_result && PER_OUTPUT ? scale[at] : 1.0f;
             biases[k][of] = has_result && BIAS ? value_at<X_TYPE>(bias, at) : 0.0f;
         }
@@ -576,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
 #pragma unroll
     for (int k = 0; k < RESULTS; k++) {
         const int mine = threadIdx.x + k * THREADS;
-        if (mine >= share.count * PER_TILE) return;
+        if (mine >= share.count * PER_TILE || share.first * PER_TILE + mine >= (GATED ? OUTPUTS / 2 : OUTPUTS)) return;
         float values[2];
 #pragma unroll
         for (int of = 0; of < 1 + GATED; of++) {

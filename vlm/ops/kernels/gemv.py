@@ -25,6 +25,7 @@ TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and by
 MOST_VECTORS, MOST_RESULTS = 8, 4  # of a thread
 IN_FLIGHT = 64 * 1024  # bytes of the weight on their way to a processor: with more, all else waits behind them
 LARGE = 48 * 1024  # bytes of the weight beyond which a program of several tiles has twice the warps
+MOST_DENSE = 128 * 1024**2  # bytes of a weight of 16 bits: of larger ones linear.py's kernel reads more a second
 RING = 10 * 1024  # bytes of the weight that there is room for, a warp: of 8 warps' programs two share a processor
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 INT8, E4M3, INT4, DENSE = range(4)
@@ -53,7 +54,7 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        return self.outputs // TILE_ROWS
+        return -(-self.outputs // TILE_ROWS)
 
     @property
     def programs(self) -> int:
@@ -118,7 +119,9 @@ class Shape:
     @property
     def fits(self) -> bool:
         """Tells whether boxes can be copied of a weight of these sizes, and a program has room for its results."""
-        if self.tiles == 0 or self.outputs % TILE_ROWS:
+        if self.outputs % TILE_ROWS and (self.gated or self.kind == INT4):
+            return False
+        if self.kind == DENSE and 2 * self.inputs * self.outputs > MOST_DENSE:
             return False
         whole_lines = self.inputs % PIECE_INPUTS[self.kind] == 0 and self.num_pieces * PIECE % LINE == 0
         whole_groups = self.num_pieces % self.groups == 0 and not (self.zero and self.groups % 2)
