@@ -235,6 +235,8 @@ def embed(device: torch.device) -> None:
         assert torch.equal(embed_kernel.embed(*plain), embed_op.reference(*plain))
         placed = (*arguments, at, torch.randn(9, width, device=device, dtype=torch.float16)[2:])
         assert torch.equal(embed_kernel.embed(*placed), embed_op.reference(*placed))
+        wide = embed_kernel.embed(*arguments, dtype=torch.float32)
+        assert torch.equal(wide, embed_op.reference(*arguments).float())
 
 
 def last_tokens(device: torch.device) -> None:

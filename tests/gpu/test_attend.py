@@ -104,7 +104,8 @@ def test_a_step_writes_its_tokens_and_sees_them(shape, dtype, kept):
         angles = torch.stack((angle.cos(), angle.sin()), 1) if half else None
         bias = torch.randn(heads, 2 * 7 + 1, device="cuda") if is_biased else None
         new, options = NewTokens(k, v, lengths - 1, angles), (tables, slots, lengths, dim**-0.5, bias)
-        assert attend.fits(q, ours, new)
+        # what is turned must be whole slices
+        assert attend.fits(q, ours, new) == (half % (attend.SLICE // ours.keys.element_size()) == 0)
         found = step_attention(q, new, ours, *options)
         turned = (q, k) if angles is None else (rotary.rotate(q, angles), rotary.rotate(k, angles))
         kv_write.kv_write(turned[1], v, theirs, tables, slots, lengths - 1)

@@ -78,8 +78,10 @@ def test_dense_products_are_exact_up_to_the_order_of_sums(dtype):
         weight, bias = torch.randn(outputs, inputs, device="cuda", dtype=dtype), torch.randn(outputs, device="cuda")
         bias, x = bias.to(dtype), (torch.randn(1, inputs, device="cuda") + 0.5).to(dtype)
         for ending in ENDINGS:
-            fits = gemv.fits(x, weight, None, None, ending)
-            assert fits == (outputs % 16 == 0 or ending is None or not ending.gated)
+            gated = ending is not None and ending.gated
+            if outputs % 2 and gated:
+                continue
+            assert gemv.fits(x, weight, None, None, ending) == (outputs % 16 == 0 or not gated)
             want = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
             want = want if ending is None else reference(want, ending)
             found = linear(x, weight, bias, torch.float32, ending)

@@ -78,7 +78,8 @@ def test_more_rows_float32_and_the_cpu_are_for_others():
 
 @pytest.mark.parametrize(
     "change",
-    [{"outputs": 70, "gated": True}, {"kind": gemv.DENSE, "outputs": 2**17}, {"inputs": 1000}, {"inputs": 64}, {"kind": gemv.INT4, "groups": 16},
+    [{"outputs": 70, "gated": True}, {"kind": gemv.DENSE, "outputs": 2**17}, {"inputs": 1000}, {"inputs": 64},
+     {"kind": gemv.INT4, "outputs": 70, "groups": 8}, {"kind": gemv.INT4, "groups": 16},
      {"kind": gemv.INT4, "inputs": 1152, "groups": 9, "zero": True}, {"inputs": 2**16}, {"outputs": 2**21}],
 )  # fmt: skip
 def test_sizes_that_boxes_cannot_be_copied_of_are_for_others(change):

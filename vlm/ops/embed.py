@@ -34,15 +34,18 @@ def embed(
     scale: float = 1.0,
     positions: Tensor | None = None,
     position_weight: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Returns [R, C]: weight[id] · scale for ids below V, else prompt_embeds[index[r]]; where there is a
     `position_weight`, position_weight[positions[r]] is added.
 
     token_ids, index, positions [R] int32; weight [V, C]; prompt_embeds [n, C], None where no id is V or more;
-    position_weight [P, C]
+    position_weight [P, C]; dtype: of the result, the weight's by default
     """
     if token_ids.is_cuda:
         from vlm.ops.kernels.embed import embed as kernel
 
-        return kernel(token_ids, weight, prompt_embeds, index, scale, positions, position_weight)
-    return reference(token_ids, weight, prompt_embeds, index, scale, positions, position_weight)
+        return kernel(token_ids, weight, prompt_embeds, index, scale, positions, position_weight, dtype)
+    return reference(token_ids, weight, prompt_embeds, index, scale, positions, position_weight).to(
+        dtype or weight.dtype
+    )

@@ -30,5 +30,5 @@ def last_tokens(state: SequenceState, slots: Tensor, cross_lengths: Tensor | Non
     if slots.is_cuda:
         from vlm.ops.kernels.last_tokens import last_tokens as kernel
 
-        return kernel(state, slots, cross_lengths)
+        return LastTokens(*kernel(state, slots, cross_lengths))
     return reference(state, slots, cross_lengths)

@@ -28,10 +28,12 @@ def _embed(
     if PROMPT:
         index = tl.load(index_ptr + row).to(tl.int64)
         x += tl.load(prompt_ptr + index * C + i, mask=i < C - learned, other=0.0).to(tl.float32)
+    x = x.to(weight_ptr.dtype.element_ty)
     if POSITION:
         at = tl.load(positions_ptr + row).to(tl.int64) * C + i
-        x = x.to(out_ptr.dtype.element_ty).to(tl.float32)  # as if adding were an operation of its own
-        x += tl.load(position_weight_ptr + at, mask=i < C, other=0.0).to(tl.float32)
+        # as if adding were an operation of its own
+        x = x.to(tl.float32) + tl.load(position_weight_ptr + at, mask=i < C, other=0.0).to(tl.float32)
+        x = x.to(weight_ptr.dtype.element_ty)
     tl.store(out_ptr + row * C + i, x.to(out_ptr.dtype.element_ty), mask=i < C)
 
 
@@ -43,9 +45,10 @@ def embed(
     scale: float,
     positions: Tensor | None = None,
     position_weight: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     rows, (vocab, width) = len(token_ids), weight.shape
-    out = torch.empty((rows, width), dtype=weight.dtype, device=weight.device)
+    out = torch.empty((rows, width), dtype=dtype or weight.dtype, device=weight.device)
     prompt, position = prompt_embeds is not None, position_weight is not None
     assert position_weight is None or (position_weight.is_contiguous() and position_weight.shape[1] == width)
     table, index = (prompt_embeds, index) if prompt else (weight, token_ids)

@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
-from vlm.ops.last_tokens import LastTokens
 from vlm.ops.sequence_state import SequenceState
 
 
@@ -25,11 +24,14 @@ def _last_tokens(slots_ptr, tokens_ptr, lengths_ptr, cross_ptr, out_ptr, width, 
         tl.store(out_ptr + 3 * R + row, tl.load(cross_ptr + slot))
 
 
-def last_tokens(state: SequenceState, slots: Tensor, cross_lengths: Tensor | None) -> LastTokens:
+def last_tokens(
+    state: SequenceState, slots: Tensor, cross_lengths: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns the fields of LastTokens."""
     rows, crosses = len(slots), cross_lengths is not None
     out = torch.empty((4, rows), dtype=torch.int32, device=slots.device)
     _last_tokens[(rows,)](
         slots, state.tokens, state.lengths, cross_lengths if crosses else slots, out, state.tokens.shape[1], rows,
         CROSS=crosses, num_warps=1,
     )  # fmt: skip
-    return LastTokens(out[0], out[1], out[2], out[3] if crosses else None)
+    return out[0], out[1], out[2], out[3] if crosses else None
