@@ -19,6 +19,7 @@ from vlm.ops import append_and_check_stop as append_op
 from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
 from vlm.ops import kv_write as write_op
+from vlm.ops import last_tokens as last_tokens_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
@@ -36,6 +37,7 @@ from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import embed as embed_kernel
 from vlm.ops.kernels import kv_write as write_kernel
+from vlm.ops.kernels import last_tokens as last_tokens_kernel
 from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
@@ -231,6 +233,25 @@ def embed(device: torch.device) -> None:
             torch.testing.assert_close(embed_kernel.embed(*arguments), embed_op.reference(*arguments), atol=0, rtol=0)
         plain = (ids.clamp(max=29), weight, None, None, 1.0)
         assert torch.equal(embed_kernel.embed(*plain), embed_op.reference(*plain))
+        placed = (*arguments, at, torch.randn(9, width, device=device, dtype=torch.float16)[2:])
+        assert torch.equal(embed_kernel.embed(*placed), embed_op.reference(*placed))
+        wide = embed_kernel.embed(*arguments, dtype=torch.float32)
+        assert torch.equal(wide, embed_op.reference(*arguments).float())
+
+
+def last_tokens(device: torch.device) -> None:
+    """Ragged sequences, a slot twice, with and without an encoder's output."""
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
+
+    state = BatchState(SLOTS, 40, CacheShape(8, 8, 4, 4), device).slots
+    state.tokens.copy_(_ints(100, *state.tokens.shape))
+    state.lengths.copy_(_ints(41, *state.lengths.shape, low=1))
+    slots, crosses = torch.tensor([4, 0, 2, 4], dtype=torch.int32, device=device), _ints(50, SLOTS).to(device)
+    for lengths in (None, crosses):
+        found = last_tokens_kernel.last_tokens(state, slots, lengths)
+        for got, want in zip(found, last_tokens_op.reference(state, slots, lengths), strict=True):
+            assert got is want is None or torch.equal(got, want)
 
 
 def kv_write(device: torch.device) -> None:
@@ -556,6 +577,7 @@ CASES = {
         rotary,
         qk_norm,
         embed,
+        last_tokens,
         kv_write,
         add_layer_norm,
         add_rms_norm,

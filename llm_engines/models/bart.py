@@ -127,7 +127,7 @@ class Stack(nn.Module):
         if not config.sinusoidal:
             self.positions = nn.Embedding(config.max_positions + config.position_offset, config.hidden_size)
         if config.embedding_norm:
-            self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.embedding_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.blocks = Blocks(config.num_layers, block, context=context)
         if config.final_norm:
             self.final_norm = _norm(config)
@@ -141,11 +141,10 @@ class Stack(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] at batch.positions [R] -> hidden [R, hidden_size], final norm applied."""
-        at = batch.positions + self.config.position_offset
-        x = self.embedding(token_ids, batch)
-        x = x + (F.embedding(at, self.sines) if self.config.sinusoidal else self.positions(at))
+        positions = self.sines if self.config.sinusoidal else self.positions.weight
+        x = self.embedding(token_ids, batch, positions[self.config.position_offset :])
         if self.config.embedding_norm:
-            x = self.embedding_norm(x)
+            x = self.embedding_norm(x)[1]
         x, delta = self.blocks(x, batch)
         if self.config.final_norm:
             return self.final_norm(x, delta)[1]

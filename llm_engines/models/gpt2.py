@@ -172,11 +172,9 @@ class GPT2(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, angles = self.embedding(token_ids, batch), None
-        if self.config.rotary is None:
-            x = x + self.positions(batch.positions)
-        else:
-            angles = self.rotary(batch.positions)
+        rotates = self.config.rotary is not None
+        x = self.embedding(token_ids, batch, None if rotates else self.positions.weight)
+        angles = self.rotary(batch.positions) if rotates else None
         x, delta = self.blocks(x, batch, angles)
         return self.final_norm(x, delta)[1]
 

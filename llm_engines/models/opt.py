@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
@@ -129,9 +130,12 @@ class OPT(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
-        x = self.embedding(token_ids, batch)
-        x = self.project_in(x, batch) if self.has_projections else x
-        x, delta = self.blocks(x + self.positions(batch.positions + POSITION_OFFSET), batch)
+        learned = self.positions.weight[POSITION_OFFSET:]
+        if self.has_projections:
+            x = self.project_in(self.embedding(token_ids, batch), batch) + F.embedding(batch.positions, learned)
+        else:
+            x = self.embedding(token_ids, batch, learned)
+        x, delta = self.blocks(x, batch)
         if self.config.final_norm:
             x = self.final_norm(x, delta)[1]
         elif delta is not None:

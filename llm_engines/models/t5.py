@@ -221,7 +221,7 @@ class Stack(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, bias = self.embedding(token_ids, batch).float(), None
+        x, bias = self.embedding(token_ids, batch, dtype=torch.float32), None
         if self.config.learned_positions:
             x = x + self.positions(batch.positions)
         elif not self.config.bias_every_layer:

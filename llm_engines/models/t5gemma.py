@@ -220,7 +220,7 @@ class Stack(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x = self.embedding(token_ids, batch).float()
+        x = self.embedding(token_ids, batch, dtype=torch.float32)
         x, delta = self.blocks(x, batch, self.rotary(batch.positions))
         return self.final_norm(x, delta)[1]
 

@@ -1,4 +1,4 @@
-"""The product of one row with weights of 8 and 4 bits on a GPU that has it, against float64."""
+"""The product of one row with weights of 16, 8 and 4 bits on a GPU that has it, against float64."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vlm.layers.quant.int8 import Int8
 from vlm.ops.activation import Activation, reference
 from vlm.ops.kernels import gemv
 from vlm.ops.kernels.add_norm import add_norm
+from vlm.ops.kernels.linear import linear
 from vlm.ops.kernels.norms_ahead import Norm
 from vlm.ops.norms_ahead import norms_ahead
 from vlm.ops.quantized_linear import linear4, linear8
@@ -70,10 +71,46 @@ def test_bfloat16_of_any_size_fits(scale):
     assert not product(method, kept, torch.zeros_like(x), None, None).any()
 
 
-def test_other_sizes_are_for_the_kernels_of_tiles():
-    """Groups of 32, outputs that are no whole tiles, more outputs than programs have room for, two rows."""
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dense_products_are_exact_up_to_the_order_of_sums(dtype):
     torch.manual_seed(0)
-    cases = ((Int4(32), 1, 64, 256), (Int8(), 1, 70, 256), (Int8(), 1, 272000, 128), (Int8(), 2, 64, 256))
+    for outputs, inputs in (*SIZES, (64, 64), (50257, 1024), (70, 256)):
+        weight, bias = torch.randn(outputs, inputs, device="cuda", dtype=dtype), torch.randn(outputs, device="cuda")
+        bias, x = bias.to(dtype), (torch.randn(1, inputs, device="cuda") + 0.5).to(dtype)
+        for ending in ENDINGS:
+            gated = ending is not None and ending.gated
+            if outputs % 2 and gated:
+                continue
+            assert gemv.fits(x, weight, None, None, ending) == (outputs % 16 == 0 or not gated)
+            want = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+            want = want if ending is None else reference(want, ending)
+            found = linear(x, weight, bias, torch.float32, ending)
+            assert (found - want).norm() < 3e-6 * want.norm(), (outputs, inputs, ending)
+    assert not gemv.fits(x, torch.empty(32000, 4096, device="cuda", dtype=dtype), None, None, None)  # read faster there
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_ahead_is_computed_by_a_dense_product(dtype, centred):
+    torch.manual_seed(0)
+    for outputs, inputs in ((4096, 4096), (96, 256), (512, 512), (50272, 1024)):
+        weight = torch.randn(outputs, inputs, device="cuda", dtype=dtype)
+        x = (torch.randn(1, inputs, device="cuda") * 3 + 1).to(dtype)
+        gain, shift, delta = (torch.randn(inputs, device="cuda").to(dtype) for _ in range(3))
+        norm = add_norm(x, delta[None], gain, shift if centred else None, 1e-5)
+        want = linear(norm[1], weight, None, torch.float32)
+        with norms_ahead(x.device) as ahead:
+            found = add_norm(x, delta[None], gain, shift if centred else None, 1e-5)
+            y = linear(found[1], weight, None, torch.float32)
+            assert ahead.taken(found[1]) is None  # it waits no longer
+        assert torch.equal(found[0], norm[0])
+        assert (y - want).norm() < 1e-3 * want.norm() * (8 if dtype == torch.bfloat16 else 1)
+
+
+def test_other_sizes_are_for_the_kernels_of_tiles():
+    """Groups of 32, gates that are no whole tiles, more outputs than programs have room for, two rows."""
+    torch.manual_seed(0)
+    cases = ((Int4(32), 1, 64, 256), (Int4(128), 1, 70, 256), (Int8(), 1, 272000, 128), (Int8(), 2, 64, 256))
     for method, rows, outputs, inputs in cases:
         kept = method.quantize(torch.randn(outputs, inputs, device="cuda"))
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.float16)

@@ -18,6 +18,7 @@ NAMES = [
     "rotary",
     "qk_norm",
     "embed",
+    "last_tokens",
     "kv_write",
     "add_layer_norm",
     "add_rms_norm",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -195,10 +196,11 @@ class PagedRunner:
     def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Appends a token to every row, more where drafts are right: embedding -> layers -> logits -> choice -> append
         -> stop checks."""
-        step, proposed = StepRows.last(self.state.slots, rows.all), None
+        crosses = self.state.cross_lengths if self.config.cross_attention else None
+        step, proposed = StepRows.last(self.state.slots, rows.all, crosses), None
         if plan.drafts:
             proposed = self.sampler.propose(rows, plan, self.config.vocab_size)
-            step = step.with_drafts(proposed, self.state.padding_slot)
+            step = step.with_drafts(proposed, self.state.padding_slot, crosses)
         logits = self._logits(step, adapted=rows.adapted).unflatten(0, (-1, len(rows.all)))
         parents = self.sampler.sample(logits[0], rows, plan)
         if proposed is not None:
@@ -212,7 +214,14 @@ class PagedRunner:
         """Returns the logits [R, V] of a step's rows."""
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, step.slots)
-        batch = self._batch(step.slots, step.positions, adapted=adapted, several=step.several, prompt_embeds=last)
+        attention = self._attention(
+            step.slots,
+            step.positions,
+            self_lengths=step.lengths,
+            cross_lengths=step.cross_lengths,
+            several=step.several,
+        )
+        batch = ForwardBatch(step.positions, attention, last, self._adapter_ids(step.slots, adapted=adapted))
         with norms_ahead(self.device):
             return self.decoder.logits(self._hidden(step.token_ids, batch), batch)
 
@@ -229,25 +238,20 @@ class PagedRunner:
         positions: Tensor,
         *,
         adapted: bool,
-        several: bool = False,
         tiles: Tensor | None = None,
         prompt_embeds: PromptEmbeds | None = None,
     ) -> ForwardBatch:
         """Returns the rows at these positions of these slots' sequences, [R] int32 each; `adapted`: some of them have
-        adapters; `several`: a step's are more than one of a sequence."""
-        state = self.state
-        attention = PagedMetadata(
-            cache=self.cache,
-            self_tables=state.self_tables,
-            cross_tables=state.cross_tables,
-            slots=slots,
-            places=positions,
-            self_lengths=positions + 1,
-            cross_lengths=state.cross_lengths[slots.long()] if self.config.cross_attention else None,
-            tiles=tiles,
-            several=several,
-        )
+        adapters."""
+        crosses = self.state.cross_lengths[slots.long()] if self.config.cross_attention else None
+        attention = self._attention(slots, positions, self_lengths=positions + 1, cross_lengths=crosses, tiles=tiles)
         return ForwardBatch(positions, attention, prompt_embeds, self._adapter_ids(slots, adapted=adapted))
+
+    def _attention(self, slots: Tensor, positions: Tensor, **rows: Any) -> PagedMetadata:
+        """Returns where rows see what they see; `rows`: the other fields."""
+        state = self.state
+        tables = {"self_tables": state.self_tables, "cross_tables": state.cross_tables}
+        return PagedMetadata(cache=self.cache, slots=slots, places=positions, **tables, **rows)
 
     def _adapter_ids(self, slots: Tensor, *, adapted: bool) -> Tensor | None:
         return self.state.adapter_ids[slots.long()] if adapted else None

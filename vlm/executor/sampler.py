@@ -69,18 +69,19 @@ class Sampler:
 
     def _sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Chooses the next token of every row that is no beam."""
-        state, slots, how = self.state, rows.all.long(), plan.single
+        state, how = self.state, plan.single
         if how == "greedy":
             token, logprob = sample.greedy(logits)
         else:
+            slots = rows.all.long()
             scores = logits if how == "sample" else self._processed(logits, rows, plan)
             token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
             logprob = sample.log_probability(logits, token)
         if plan.top:
-            self._keep_top(logits, slots)
+            self._keep_top(logits, rows.all.long())
         append_and_check_stop(state.slots, rows.single, token, logprob)
         if how != "greedy":
-            state.sampling.after(slots, state.slots)
+            state.sampling.after(rows.all.long(), state.slots)
 
     def _processed(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor:
         state = self.state

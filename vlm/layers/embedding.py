@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
@@ -26,10 +27,17 @@ class Embedding(nn.Embedding):
         """Returns this rank's part of the whole weight."""
         return weight[: len(self.weight)]
 
-    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """Embeds token_ids [R] -> [R, width]; ids from vocab_size on stand for the batch's prompt embeddings. On later
-        stages the values are any."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        batch: ForwardBatch,
+        position_weight: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Embeds token_ids [R] -> [R, width]; ids from vocab_size on stand for the batch's prompt embeddings. Adds the
+        rows of `position_weight` [P, width] at the batch's positions. On later stages the values are any.
+        `dtype`: of the result, the weight's by default."""
         if not self.stages.is_first:
-            return self.weight.new_empty(len(token_ids), self.embedding_dim)
+            return self.weight.new_empty(len(token_ids), self.embedding_dim, dtype=dtype)
         rows, index = batch.prompt_embeds or (None, None)
-        return embed(token_ids, self.weight, rows, index, self.scale)
+        return embed(token_ids, self.weight, rows, index, self.scale, batch.positions, position_weight, dtype)

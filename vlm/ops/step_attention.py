@@ -28,7 +28,7 @@ def step_attention(
     if q.is_cuda:
         from vlm.ops.kernels import paged_attention as kernel
 
-        if kernel.num_splits(q, kv, tables) > 1:
+        if kernel.writes_too(q, kv, tables, new):
             return kernel.paged_attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
     if new.angles is None:
         kv_write(new.k, new.v, kv, tables, slots, new.places)

@@ -27,22 +27,27 @@ def _shrink(
 ):  # fmt: skip
     """Sums over a share of the inputs, for rows that have one adapter: x Aᵀ [ROWS, WIDTH] of one part."""
     let_next_start()
-    wait_for_inputs()
     row, adapter = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     part, split = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
     is_own = tl.load(ids_ptr + row, mask=row < R, other=-1) == adapter
-    if tl.max(is_own.to(tl.int32)) > 0:  # pyright: ignore[reportOperatorIssue]
-        r, k = tl.arange(0, WIDTH), tl.arange(0, INPUTS)
-        a_at = a_ptr + ((part * N + adapter) * RANK + r)[None, :].to(tl.int64) * K + k[:, None]
+    has_own = tl.max(is_own.to(tl.int32)) > 0  # pyright: ignore[reportOperatorIssue]
+    r, k = tl.arange(0, WIDTH), tl.arange(0, INPUTS)
+    a_at = a_ptr + ((part * N + adapter) * RANK + r)[None, :].to(tl.int64) * K + k[:, None]
+    share = tl.cdiv(tl.cdiv(K, SPLITS), INPUTS) * INPUTS
+    first = split * share
+    end = tl.where(has_own, tl.minimum(first + share, K), first)
+    in_rank = (r < RANK)[None, :]
+    # on its way while x is not there yet
+    a = tl.load(a_at + first, mask=(first + k < end)[:, None] & in_rank, other=0.0)
+    wait_for_inputs()
+    if has_own:
         x_at = x_ptr + row[:, None].to(tl.int64) * x_row + k[None, :]
-        share = tl.cdiv(tl.cdiv(K, SPLITS), INPUTS) * INPUTS
-        end = tl.minimum((split + 1) * share, K)
         acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        for start in range(split * share, end, INPUTS):
-            inside = start + k < end
-            x = tl.load(x_at + start, mask=is_own[:, None] & inside[None, :], other=0.0)
-            a = tl.load(a_at + start, mask=inside[:, None] & (r < RANK)[None, :], other=0.0)
+        for start in range(first, end, INPUTS):
+            x = tl.load(x_at + start, mask=is_own[:, None] & (start + k < end)[None, :], other=0.0)
             acc = tl.dot(x, a, acc, input_precision="ieee")
+            following = start + INPUTS
+            a = tl.load(a_at + following, mask=(following + k < end)[:, None] & in_rank, other=0.0)
         at = ((split * R + row) * P + part)[:, None].to(tl.int64) * RANK + r[None, :]
         tl.store(narrow_ptr + at, acc, mask=is_own[:, None] & (r < RANK)[None, :])
 
@@ -54,12 +59,12 @@ def _expand(
 ):  # fmt: skip
     """Adds to a tile of y [ROWS, TILE] what each row's adapter makes of its narrow row."""
     let_next_start()
-    wait_for_inputs()
     row, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
     tile = tiles_ptr + tl.program_id(1) * 4
     part, b_begin, y_begin, width = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     ids = tl.load(ids_ptr + row, mask=row < R, other=-1)
     r, in_tile = tl.arange(0, WIDTH), i < width
+    wait_for_inputs()
     added = tl.zeros([ROWS, TILE], tl.float32)
     for adapter in range(N):
         is_own = ids == adapter

@@ -14,6 +14,7 @@
 #define INT8 0
 #define E4M3 1
 #define INT4 2
+#define DENSE 3  // in the type of x
 
 #define FLOAT16 0
 #define BFLOAT16 1
@@ -37,11 +38,11 @@ constexpr int PIECE = 64;                          // bytes of a row that a warp
 constexpr int ROW = WARPS * PIECES * PIECE;        // bytes of a row in a stage
 constexpr int LINE = 128;                          // bytes of a row that lie together in a box
 constexpr int BOX = 8 * ROW, STAGE = 2 * BOX;      // half a tile's rows: [ROW / LINE, 8, LINE]
-constexpr int PIECE_INPUTS = KIND == INT4 ? 128 : 64;
+constexpr int PIECE_INPUTS = KIND == INT4 ? 128 : KIND == DENSE ? 32 : 64;
 constexpr int NUM_PIECES = INPUTS / PIECE_INPUTS, CHUNKS = (NUM_PIECES * PIECE + ROW - 1) / ROW;  // stages of a tile
 constexpr int PER_TILE = GATED ? ROWS / 2 : ROWS;  // results
 constexpr int OTHER = GATED ? OUTPUTS / 2 : 8;     // rows of the weight from a tile's first half to its second
-constexpr int TILES = OUTPUTS / ROWS, TILES_EACH = TILES / PROGRAMS, WITH_ONE_MORE = TILES % PROGRAMS;
+constexpr int TILES = (OUTPUTS + ROWS - 1) / ROWS, TILES_EACH = TILES / PROGRAMS, WITH_ONE_MORE = TILES % PROGRAMS;
 constexpr int MOST_TILES = TILES_EACH + (WITH_ONE_MORE > 0);
 constexpr int RESULTS = (MOST_TILES * PER_TILE + THREADS - 1) / THREADS;  // of a thread
 constexpr int IN_VECTORS = INPUTS / 8;             // of the row, 8 values each
@@ -51,7 +52,8 @@ constexpr int ZEROS = ZERO ? ROWS * GROUPS : 0;                           // and
 // places for those of tiles: of one that begins while a stage is left of the last one in a place, there is another
 constexpr int NEEDED = (STAGES - 1 + CHUNKS - 1) / CHUNKS + 1;
 constexpr int PLACES = KIND != INT4 ? 0 : MOST_TILES < NEEDED ? MOST_TILES : NEEDED;
-constexpr bool SCALED_X = X_TYPE == BFLOAT16;                             // so that it fits float16
+constexpr bool SCALED_X = X_TYPE == BFLOAT16 && KIND != DENSE;            // so that it fits float16
+constexpr bool PER_OUTPUT = KIND == INT8 || KIND == E4M3;                 // scales of outputs
 
 struct alignas(16) Vector { u32 v[4]; };
 // Of the weight [outputs, bytes of a row], as [lines, outputs, LINE].
@@ -143,7 +145,11 @@ __device__ __forceinline__ Vector load_global(const Vector* at) {
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
+#if KIND == DENSE && X_TYPE == BFLOAT16
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#else
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#endif
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -374,7 +380,7 @@ __device__ __forceinline__ void load_normalized(
     }
 }
 
-// Lays the row into shared memory, in float16, and for zero points the sums of its pieces;
+// Lays the row into shared memory, in the type of the products, and for zero points the sums of its pieces;
 // returns what its products are to be multiplied by. `scratch`: [3, WARPS]
 __device__ __forceinline__ float stage_row(
     const void* x, const Norm& norm, Vector* staged_x, float* sums_of_x, float* scratch, bool is_writer) {
@@ -487,8 +493,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
 #pragma unroll
         for (int of = 0; of < 1 + GATED; of++) {
             const int mine = threadIdx.x + k * THREADS, at = share.first * PER_TILE + mine + of * (OUTPUTS / 2);
-            const bool has_result = mine < share.count * PER_TILE;
-            scales_of_mine[k][of] = has_result && KIND != INT4 ? scale[at] : 1.0f;
+            const bool has_result = mine < share.count * PER_TILE && at < OUTPUTS;
+            scales_of_mine[k][of] = has_result && PER_OUTPUT ? scale[at] : 1.0f;
             biases[k][of] = has_result && BIAS ? value_at<X_TYPE>(bias, at) : 0.0f;
         }
     const float of_x = stage_row(x, norm, (Vector*)staged_x, sums_of_x, scratch, blockIdx.x == 0);
@@ -499,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
     const int line = warp * PIECES / 2, piece_of_line = PIECES == 1 ? warp % 2 : 0;
     const u32 weights_at = in_register(weights + line * (8 * LINE) + row * LINE + ((piece_of_line * 4 + part) ^ row) * 16);
     // of a piece of x: what a lane multiplies, in the first of eight columns; the others keep zeros
-    constexpr int VECTORS_OF_X = KIND == INT4 ? 4 : 2, X_STRIDE = KIND == INT4 ? 64 : 16;
+    constexpr int VECTORS_OF_X = PIECE_INPUTS / 32, X_STRIDE = KIND == INT4 ? 64 : 16;
     const u32 x_at = in_register(shared_address(staged_x) + part * (KIND == INT4 ? 16 : VECTORS_OF_X * 16));
     const u32 first_column = in_register(lane < 4);
     Vector columns[PIECES][VECTORS_OF_X] = {};
@@ -539,6 +545,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
                     }
                     low += float_at(scales_at + 4 * group) * (d[0][0] + d[1][0] - less);
                     high += float_at(scales_at + 4 * group + SCALES / 2) * (d[0][2] + d[1][2] - less_high);
+#elif KIND == DENSE
+#pragma unroll
+                    for (int j = 0; j < 2; j++)
+                        multiply_add(c[j], a.v[2 * j], b.v[2 * j], a.v[2 * j + 1], b.v[2 * j + 1],
+                                     columns[h][0].v[2 * j], columns[h][0].v[2 * j + 1]);
 #else
 #pragma unroll
                     for (int j = 0; j < VECTORS_OF_X * 2; j++) {
@@ -565,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
 #pragma unroll
     for (int k = 0; k < RESULTS; k++) {
         const int mine = threadIdx.x + k * THREADS;
-        if (mine >= share.count * PER_TILE) return;
+        if (mine >= share.count * PER_TILE || share.first * PER_TILE + mine >= (GATED ? OUTPUTS / 2 : OUTPUTS)) return;
         float values[2];
 #pragma unroll
         for (int of = 0; of < 1 + GATED; of++) {

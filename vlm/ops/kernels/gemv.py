@@ -25,11 +25,12 @@ TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and by
 MOST_VECTORS, MOST_RESULTS = 8, 4  # of a thread
 IN_FLIGHT = 64 * 1024  # bytes of the weight on their way to a processor: with more, all else waits behind them
 LARGE = 48 * 1024  # bytes of the weight beyond which a program of several tiles has twice the warps
+MOST_DENSE = 128 * 1024**2  # bytes of a weight of 16 bits: of larger ones linear.py's kernel reads more a second
 RING = 10 * 1024  # bytes of the weight that there is room for, a warp: of 8 warps' programs two share a processor
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-INT8, E4M3, INT4 = range(3)
-KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.uint8: INT4}
-PIECE_INPUTS = {INT8: 64, E4M3: 64, INT4: 128}
+INT8, E4M3, INT4, DENSE = range(4)
+KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.uint8: INT4} | dict.fromkeys(X_TYPES, DENSE)
+PIECE_INPUTS = {INT8: 64, E4M3: 64, INT4: 128, DENSE: 32}
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_new": 2, "relu": 3, "silu": 4}
 FEWEST_WARPS = 8
 
@@ -53,7 +54,7 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        return self.outputs // TILE_ROWS
+        return -(-self.outputs // TILE_ROWS)
 
     @property
     def programs(self) -> int:
@@ -118,7 +119,9 @@ class Shape:
     @property
     def fits(self) -> bool:
         """Tells whether boxes can be copied of a weight of these sizes, and a program has room for its results."""
-        if self.tiles == 0 or self.outputs % TILE_ROWS:
+        if self.outputs % TILE_ROWS and (self.gated or self.kind == INT4):
+            return False
+        if self.kind == DENSE and 2 * self.inputs * self.outputs > MOST_DENSE:
             return False
         whole_lines = self.inputs % PIECE_INPUTS[self.kind] == 0 and self.num_pieces * PIECE % LINE == 0
         whole_groups = self.num_pieces % self.groups == 0 and not (self.zero and self.groups % 2)
@@ -127,42 +130,49 @@ class Shape:
         return whole_lines and whole_groups and narrow and few
 
 
-def fits(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, activation: Activation | None) -> bool:
+def fits(x: Tensor, weight: Tensor, scale: Tensor | None, zero: Tensor | None, activation: Activation | None) -> bool:
     """Tells whether `linear` takes this row and weight."""
     if len(x) != 1 or x.dtype not in X_TYPES or not nvrtc.copies_boxes(x.device):
         return False
+    if scale is None and weight.dtype != x.dtype:
+        return False
     shape = _shape(x, weight, scale, zero, activation)
     room = device_properties(x.device.index).shared_memory_per_block_optin
-    return shape.fits and shape.shared <= room and all(map(is_aligned, (x, weight, scale)))
+    copied = (x, weight) if scale is None else (x, weight, scale)
+    return shape.fits and shape.shared <= room and all(map(is_aligned, copied))
 
 
 def linear(
     x: Tensor,
     weight: Tensor,
-    scale: Tensor,
+    scale: Tensor | None,
     zero: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
     activation: Activation | None = None,
 ) -> Tensor:
     """Returns the activation of x Wᵀ + bias [1, N], x [1, K], for what `fits` says yes to: weight [N, K] of 8 bits with
-    scale [N, 1], or [N, K / 2] as vlm.ops.int4_packing.packed4 has it with scale and zero [N, groups]."""
+    scale [N, 1], or [N, K / 2] as vlm.ops.int4_packing.packed4 has it with scale and zero [N, groups], or in the type
+    of x without a scale."""
     shape, width = _shape(x, weight, scale, zero, activation), len(weight)
     norm = None if (ahead := NormsAhead.current()) is None else ahead.taken(x)
     y = x.new_empty((1, width if activation is None else activation.width(width)), dtype=dtype)
     act = 0 if activation is None else ACTIVATIONS[activation.name]
     kernel = _kernel(shape, TYPES[x.dtype], TYPES[dtype], act, bias is not None, _norm_types(norm), x.device)
     kernel.launch(
-        shape.programs, 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, BOX_ROWS, shape.lines),
+        (shape.programs, 1, 1), 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, BOX_ROWS, shape.lines),
         x if norm is None else norm.x, scale, zero, bias, y, *_norm_arguments(norm),
     )  # fmt: skip
     return y
 
 
-def _shape(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, activation: Activation | None) -> Shape:
+def _shape(
+    x: Tensor, weight: Tensor, scale: Tensor | None, zero: Tensor | None, activation: Activation | None
+) -> Shape:
     gated = activation is not None and activation.gated
+    groups = 1 if scale is None else scale.shape[1]
     processors = device_properties(x.device.index).multi_processor_count
-    return Shape(KINDS[weight.dtype], x.shape[1], len(weight), scale.shape[1], gated, zero is not None, processors)
+    return Shape(KINDS[weight.dtype], x.shape[1], len(weight), groups, gated, zero is not None, processors)
 
 
 def _norm_types(norm: Norm | None) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlm.ops.kernels.nvrtc import copies_boxes
+from vlm.ops.kernels import nvrtc
 
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)  # as in gemv.cu
 X_TYPES = (torch.float16, torch.bfloat16)
@@ -43,7 +43,14 @@ class Norm:
         typed = self.gain.dtype in X_TYPES and all(x.dtype in (self.gain.dtype, torch.float32) for x in inputs)
         alike = self.shift is None or self.shift.dtype == self.gain.dtype
         narrow = self.row.shape[-1] <= MOST_VALUES
-        return one_row and typed and alike and narrow and all(map(is_aligned, inputs)) and copies_boxes(self.row.device)
+        return (
+            one_row
+            and typed
+            and alike
+            and narrow
+            and all(map(is_aligned, inputs))
+            and nvrtc.copies_boxes(self.row.device)
+        )
 
     @property
     def kind(self) -> int:
@@ -125,13 +132,14 @@ def _is_harmless(operation: Any) -> bool:
 
 @functools.cache
 def _watch_kernels() -> None:
-    """Lets Triton say so before it launches a kernel."""
+    """Lets Triton, and nvrtc.py, say so before they launch a kernel."""
     from triton import knobs
 
     knobs.runtime.launch_enter_hook.add(_before_kernel)
+    nvrtc.before_launch.append(_before_kernel)
 
 
-def _before_kernel(metadata: Any) -> None:
+def _before_kernel(metadata: Any = None) -> None:
     if (ahead := NormsAhead.current()) is not None:
         ahead.launch()
 

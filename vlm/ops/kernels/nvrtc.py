@@ -6,12 +6,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
+
+before_launch: list[Callable[[], None]] = []
 
 
 class CompileError(RuntimeError):
@@ -67,20 +69,30 @@ class CudaKernel:
         self._function = _checked(driver.cuModuleGetFunction(module, name.encode()))
         most_shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self._function, most_shared, shared))
+        # kernels that divide a processor's memory in different ways do not run on it together
+        division = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        _checked(driver.cuFuncSetAttribute(self._function, division, 100))
         self._shared = shared
 
-    def launch(self, grid: int, threads: int, *arguments: Any) -> None:
-        """Launches programs on the current stream before the kernel ahead has ended (dependent_launch.py); tensors go
-        as addresses (None: 0), numbers as 32 bits, structures as they are."""
+    def launch(self, grid: tuple[int, int, int], threads: int, *arguments: Any, cluster: int = 1) -> None:
+        """Launches programs on the current stream before the kernel ahead has ended (dependent_launch.py), so many of
+        which along the grid's first side are a cluster; tensors go as addresses (None: 0), numbers as 32 bits,
+        structures as they are. Calls `before_launch` first."""
+        for call in before_launch:
+            call()
         driver = _driver()
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = self._shared, torch.cuda.current_stream().cuda_stream
         early = driver.CUlaunchAttribute()
         early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [early], 1
+        together = driver.CUlaunchAttribute()
+        together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        together.value.clusterDim.x, together.value.clusterDim.y, together.value.clusterDim.z = cluster, 1, 1
+        config.attrs = [early, together] if cluster > 1 else [early]
+        config.numAttrs = len(config.attrs)
         values, types = zip(*map(_parameter, arguments), strict=True)
         _checked(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
-from vlm.ops.kernels import attention_variant, grouped_attention
+from vlm.ops.kernels import attend, attention_variant, grouped_attention
 from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import device_properties, num_stages
@@ -130,6 +130,11 @@ def _attend(
             merge(acc_ptr, max_ptr, sum_ptr, out_ptr, pair, D, D_PAD, SPLITS)
 
 
+def writes_too(q: Tensor, kv: PagedKV, tables: Tensor, new: NewTokens) -> bool:
+    """Tells whether one kernel writes the new tokens and attends to them: where the context is split."""
+    return attend.fits(q, kv, new) or num_splits(q, kv, tables) > 1
+
+
 def num_splits(q: Tensor, kv: PagedKV, tables: Tensor) -> int:
     """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
     of four warps, or one to every tile."""
@@ -159,6 +164,8 @@ def paged_attention(
     new: NewTokens | None = None,
 ) -> Tensor:
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say."""
+    if attend.fits(q, kv, new):
+        return attend.attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
     rows, heads, dim = q.shape
     kv_heads, block = kv.keys.shape[1:3]
     k, v, angles = (q, q, None) if new is None else (new.k, new.v, new.angles)

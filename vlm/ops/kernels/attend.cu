@@ -1,0 +1,384 @@
+// Attention of a row, or of few, over a paged cache, by clusters of programs (compute capability 9.0 and up).
+//
+// A cluster has a row's head, each of its programs a share of the context: WARPS warps take stages of it in turn, each
+// thread copies what it reads itself, the first STAGES of them before the kernels ahead of this one have ended. What the
+// programs found is merged in the shared memory of the first one. It needs so few registers and so little shared memory
+// that it starts beside a product (gemv.cu) which has not ended.
+//
+// In a step each row's own token comes with it (NEW): its key is turned, and both are written and seen by the first warp
+// of the first program; nobody reads them there.
+//
+// Defined when it is compiled: X_TYPE, KV_TYPE (see the lists), HEADS, GROUP (query heads that share one of keys), DIM,
+// HALF, BLOCK, CLUSTER, WARPS, STAGES, UNROLL, NEW, BIAS, CAP, REACH, LARGEST.
+
+#define FLOAT16 0
+#define BFLOAT16 1
+#define INT8 2
+#define E4M3 3
+
+typedef unsigned int u32;
+typedef long long i64;
+
+constexpr bool IN_8_BITS = KV_TYPE >= INT8;
+constexpr int THREADS = 32 * WARPS;
+constexpr int VALUES = IN_8_BITS ? 16 : 8;             // of a head, in the 16 bytes that a lane has of a token
+constexpr int BYTES = IN_8_BITS ? 1 : 2;               // of a value in the cache
+constexpr int SLICES = DIM / VALUES;
+constexpr int LANES = SLICES <= 1 ? 1 : SLICES <= 2 ? 2 : SLICES <= 4 ? 4 : SLICES <= 8 ? 8 : SLICES <= 16 ? 16 : 32;
+constexpr int AT_ONCE = 32 / LANES;                    // tokens that the lanes of a warp have together
+constexpr int TOKENS = UNROLL * AT_ONCE;               // of a stage
+constexpr int EXTRAS = (IN_8_BITS ? 2 : 0) + BIAS;     // numbers beside keys and values: two scales, a bias
+constexpr int VECTORS = WARPS * STAGES * UNROLL * 32;  // that all threads have room for, of keys, and of values
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LOWEST = -1e30f;                       // of scores: what is below it counts as none
+
+struct alignas(16) Vector { u32 v[4]; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Requests bytes of global memory; zeros are written instead of those that are not wanted.
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+}
+
+__device__ __forceinline__ void copy4(u32 to, const void* from, bool wanted) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0) : "memory");
+}
+
+__device__ __forceinline__ void end_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void first_stage_is_there() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// Writes a number where the first program of the cluster has this address.
+__device__ __forceinline__ void store_in_first(u32 to, float value) {
+    asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, 0; st.shared::cluster.f32 [a], %1; }"
+                 ::"r"(to), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ Vector load_global(const void* at) {
+    Vector r;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(at) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ Vector load_shared(u32 at) {
+    Vector r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(at) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ float float_at(u32 shared) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(shared) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+__device__ __forceinline__ void halves(u32 two, float& low, float& high) {
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+        : "=f"(low), "=f"(high) : "r"(two));
+}
+
+// Two values of the type of x.
+__device__ __forceinline__ void unpack_x(u32 two, float& low, float& high) {
+    if (X_TYPE == BFLOAT16) low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
+    else halves(two, low, high);
+}
+
+__device__ __forceinline__ u32 pack_x(float low, float high) {
+    u32 r;
+    if (X_TYPE == BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+// What a lane has of a token in the cache.
+__device__ __forceinline__ void unpack(const Vector& from, float (&to)[VALUES]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 q = from.v[i];
+#if KV_TYPE == INT8
+#pragma unroll
+        for (int j = 0; j < 4; j++) to[4 * i + j] = (float)((int)(q << (24 - 8 * j)) >> 24);
+#elif KV_TYPE == E4M3
+        u32 low, high;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"((unsigned short)q));
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"((unsigned short)(q >> 16)));
+        halves(low, to[4 * i], to[4 * i + 1]), halves(high, to[4 * i + 2], to[4 * i + 3]);
+#else
+        unpack_x(q, to[2 * i], to[2 * i + 1]);
+#endif
+    }
+}
+
+// A lane's slice of a head, where HALF is not 0 turned, as if that were an operation of its own.
+__device__ __forceinline__ void load_slice(const unsigned short* head, const float* angles, int slice, float (&x)[VALUES]) {
+    const int first = slice * VALUES;
+    const bool turned = HALF > 0 && first < 2 * HALF, in_first = first < HALF;
+#pragma unroll
+    for (int i = 0; i < VALUES / 8; i++) {
+        const Vector mine = load_global(head + first + 8 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) unpack_x(mine.v[j], x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
+        if (!turned) continue;
+        const Vector others = load_global(head + first + 8 * i + (in_first ? HALF : -HALF));
+        const float* at = angles + first + 8 * i - (in_first ? 0 : HALF);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float other[2], y[2];
+            unpack_x(others.v[j], other[0], other[1]);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const float by = in_first ? -at[HALF + 2 * j + k] : at[HALF + 2 * j + k];
+                y[k] = x[8 * i + 2 * j + k] * at[2 * j + k] + other[k] * by;
+            }
+            unpack_x(pack_x(y[0], y[1]), x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
+        }
+    }
+}
+
+// The sum, or the largest, of what the lanes of a token have.
+template <bool MAX> __device__ __forceinline__ float of_token(float value) {
+#pragma unroll
+    for (int lanes = LANES / 2; lanes; lanes /= 2) {
+        const float other = __shfl_xor_sync(~0u, value, lanes);
+        value = MAX ? fmaxf(value, other) : value + other;
+    }
+    return value;
+}
+
+__device__ __forceinline__ float score_of(float product) {
+    return CAP > 0 ? CAP * LOG2E * (1.0f - 2.0f / (__expf(2.0f * product) + 1.0f)) : product;
+}
+
+// Writes a slice of the new token into the cache, if this lane is to, and changes it to what can be read there.
+__device__ __forceinline__ void write(float (&x)[VALUES], char* to, float* scale_to, bool writes, bool writes_scale) {
+    Vector packed[1];
+    if (IN_8_BITS) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) largest = fmaxf(largest, fabsf(x[j]));
+        const float scale = fmaxf(of_token<true>(largest), 1e-20f) / LARGEST;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float y[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) y[j] = fminf(fmaxf(x[VALUES / 4 * i + j] / scale, -LARGEST), LARGEST);
+#if KV_TYPE == INT8
+            u32 bits = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) bits |= (u32)((int)floorf(y[j] + 0.5f) & 255) << 8 * j;
+#else
+            unsigned short low, high;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(y[1]), "f"(y[0]));
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(y[3]), "f"(y[2]));
+            const u32 bits = low | (u32)high << 16;
+#endif
+            packed[0].v[i] = bits;
+        }
+        unpack(packed[0], x);
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) x[j] *= scale;
+        if (writes_scale) *scale_to = scale;
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) packed[0].v[j] = pack_x(x[2 * j], x[2 * j + 1]);
+    }
+    if (writes) *(Vector*)to = packed[0];
+}
+
+struct Merged { float sum, weights, highest; };
+
+// A column of what several found of one row and head: [COUNT, DIM + 2].
+template <int COUNT> __device__ __forceinline__ Merged merged(const float* parts, int d) {
+    Merged all = {0.0f, 0.0f, LOWEST};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) all.highest = fmaxf(all.highest, parts[i * (DIM + 2) + DIM]);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const float weight = exp2_of(parts[i * (DIM + 2) + DIM] - all.highest);
+        all.sum += parts[i * (DIM + 2) + d] * weight, all.weights += parts[i * (DIM + 2) + DIM + 1] * weight;
+    }
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attend(
+    const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
+    const unsigned short* new_k, const unsigned short* new_v, const float* angles, const int* tables, const int* slots,
+    const int* lengths, const float* bias, unsigned short* out, float scale, int q_row, int q_head, int k_row, int v_row,
+    int block_stride, int head_stride, int scale_stride, int table_stride, int far) {
+    extern __shared__ __align__(16) char memory[];
+    float* found = (float*)(memory + VECTORS * (32 + 4 * EXTRAS));  // [WARPS, DIM], and a maximum and a sum of each
+    float* gathered = found + WARPS * (DIM + 2);                    // [CLUSTER, DIM + 2]: of the programs
+    asm volatile("griddepcontrol.launch_dependents;");
+    cluster_arrive();  // nobody writes to a program that has not begun
+
+    const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, kv_head = head / GROUP;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane / LANES, slice = lane % LANES;
+    const bool has_slice = slice < SLICES;
+    const int length = lengths[row];
+    const int* table = tables + (i64)slots[row] * table_stride;
+    const int cached = NEW ? length - 1 : length, seen = REACH >= 0 ? max(length - 1 - REACH, 0) : 0;
+    const int stages = (max(cached - seen, 0) + TOKENS - 1) / TOKENS, share = (stages + CLUSTER - 1) / CLUSTER * TOKENS;
+    const int begin = seen + split * share, end = min(begin + share, cached);
+    keys += (i64)kv_head * head_stride * BYTES, values += (i64)kv_head * head_stride * BYTES;
+
+    // what a thread copies and reads: of keys, of values, and the numbers beside them
+    const u32 vectors = shared_address(memory) + (warp * STAGES * UNROLL * 32 + lane) * 16;
+    const u32 extras = shared_address(memory) + VECTORS * 32 + (warp * STAGES * UNROLL * 32 + lane) * 4 * EXTRAS;
+    int first = begin + warp * TOKENS;  // of a stage; a thread's are `token` further, and AT_ONCE further each
+    int next = first;                   // of the stage that is requested next
+    // the blocks of 32 entries of the table, of which a lane has one
+    int entry = next / BLOCK, block = 0;
+    const auto look_up = [&] { block = (entry + lane) * BLOCK < end ? table[entry + lane] : 0; };
+    const auto request = [&](int stage) {
+        if ((next + TOKENS - 1) / BLOCK >= entry + 32) entry = next / BLOCK, look_up();
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            const int n = next + token + u * AT_ONCE, place = n % BLOCK;
+            const bool wanted = n < end && has_slice;
+            const int block_of_n = __shfl_sync(~0u, block, n / BLOCK - entry);
+            const i64 at = ((i64)block_of_n * block_stride + place * DIM + (has_slice ? slice : 0) * VALUES) * BYTES;
+            const u32 to = vectors + (stage * UNROLL + u) * 512;
+            copy16(to, keys + at, wanted);
+            copy16(to + VECTORS * 16, values + at, wanted);
+            const u32 beside = extras + (stage * UNROLL + u) * 128 * EXTRAS;
+            if constexpr (IN_8_BITS) {
+                const i64 scaled = (i64)block_of_n * scale_stride + kv_head * BLOCK + place;
+                copy4(beside, key_scales + scaled, n < end);
+                copy4(beside + 4, value_scales + scaled, n < end);
+            }
+            if constexpr (BIAS) {
+                const int distance = min(max(n - (length - 1), -far), far) + far;
+                copy4(beside + 4 * (EXTRAS - 1), bias + head * (2 * far + 1) + distance, n < end);
+            }
+        }
+        end_stage();
+        next += WARPS * TOKENS;
+    };
+    look_up();
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES; stage++) request(stage);
+    const int new_block = NEW ? table[cached / BLOCK] : 0;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+
+    angles += (i64)row * 2 * HALF;
+    float x[VALUES] = {}, sums[VALUES] = {}, most = LOWEST, total = 0.0f;
+    if (has_slice) load_slice(q + (i64)row * q_row + (i64)head * q_head, angles, slice, x);
+#pragma unroll
+    for (int j = 0; j < VALUES; j++) x[j] *= scale;
+    if (NEW && split == 0 && warp == 0) {
+        float k[VALUES] = {}, v[VALUES] = {};
+        if (has_slice) {
+            load_slice(new_k + (i64)row * k_row + kv_head * DIM, angles, slice, k);
+            const unsigned short* from = new_v + (i64)row * v_row + kv_head * DIM + slice * VALUES;
+#pragma unroll
+            for (int i = 0; i < VALUES / 8; i++) {
+                const Vector part = load_global(from + 8 * i);
+#pragma unroll
+                for (int j = 0; j < 4; j++) unpack_x(part.v[j], v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
+            }
+        }
+        const i64 at = ((i64)new_block * block_stride + cached % BLOCK * DIM + slice * VALUES) * BYTES;
+        const i64 scaled = (i64)new_block * scale_stride + kv_head * BLOCK + cached % BLOCK;
+        const bool writes = head % GROUP == 0 && token == 0;
+        write(k, keys + at, key_scales + scaled, writes && has_slice, writes && slice == 0);
+        write(v, values + at, value_scales + scaled, writes && has_slice, writes && slice == 0);
+        float product = 0.0f;
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) product += k[j] * x[j];
+        float score = score_of(of_token<false>(product));
+        if (BIAS) score += bias[head * (2 * far + 1) + far] * LOG2E;
+        if (token == 0) {
+            most = score, total = 1.0f;
+#pragma unroll
+            for (int j = 0; j < VALUES; j++) sums[j] = v[j];
+        }
+    }
+
+#pragma unroll 1
+    for (int stage = 0; first < end; first += WARPS * TOKENS) {
+        first_stage_is_there();
+        Vector k[UNROLL], v[UNROLL];
+        float scores[UNROLL], value_scale[UNROLL], highest = most;
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            const u32 from = vectors + (stage * UNROLL + u) * 512;
+            k[u] = load_shared(from), v[u] = load_shared(from + VECTORS * 16);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            float of_key[VALUES], product = 0.0f;
+            unpack(k[u], of_key);
+#pragma unroll
+            for (int j = 0; j < VALUES; j++) product += of_key[j] * x[j];
+            scores[u] = product;
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            const u32 beside = extras + (stage * UNROLL + u) * 128 * EXTRAS;
+            float product = of_token<false>(scores[u]);
+            if constexpr (IN_8_BITS) product *= float_at(beside), value_scale[u] = float_at(beside + 4);
+            scores[u] = score_of(product);
+            if constexpr (BIAS) scores[u] += float_at(beside + 4 * (EXTRAS - 1)) * LOG2E;
+            if (first + token + u * AT_ONCE >= end) scores[u] = __uint_as_float(0xFF800000u);
+            highest = fmaxf(highest, scores[u]);
+        }
+        const float shrink = exp2_of(most - highest);
+        most = highest, total *= shrink;
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) sums[j] *= shrink;
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            float weight = exp2_of(scores[u] - highest), of_value[VALUES];
+            total += weight;
+            if (IN_8_BITS) weight *= value_scale[u];
+            unpack(v[u], of_value);
+#pragma unroll
+            for (int j = 0; j < VALUES; j++) sums[j] += weight * of_value[j];
+        }
+        request(stage);
+        if (++stage == STAGES) stage = 0;
+    }
+
+    // the tokens of a warp, the warps of a program, the programs of a cluster
+#pragma unroll
+    for (int lanes = LANES; lanes < 32; lanes *= 2) {
+        const float other = __shfl_xor_sync(~0u, most, lanes), highest = fmaxf(most, other);
+        const float mine = exp2_of(most - highest), theirs = exp2_of(other - highest);
+        most = highest, total = total * mine + __shfl_xor_sync(~0u, total, lanes) * theirs;
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) sums[j] = sums[j] * mine + __shfl_xor_sync(~0u, sums[j], lanes) * theirs;
+    }
+    float* mine = found + warp * (DIM + 2);
+    if (token == 0 && has_slice) {
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) mine[slice * VALUES + j] = sums[j];
+    }
+    if (lane == 0) mine[DIM] = most, mine[DIM + 1] = total;
+    __syncthreads();
+    cluster_wait();
+    // the last two of DIM + 2 columns are the largest score and the sum of weights
+    for (int d = threadIdx.x; d < DIM + 2; d += THREADS) {
+        const Merged all = merged<WARPS>(found, d);
+        store_in_first(shared_address(gathered + split * (DIM + 2) + d), d == DIM ? all.highest : all.sum);
+    }
+    cluster_arrive();
+    cluster_wait();
+    if (split > 0) return;
+    for (int d = threadIdx.x; d < DIM; d += THREADS) {
+        const Merged all = merged<CLUSTER>(gathered, d);
+        out[((i64)row * HEADS + head) * DIM + d] = (unsigned short)pack_x(all.sum / all.weights, 0.0f);
+    }
+}

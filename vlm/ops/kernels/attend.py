@@ -1,0 +1,109 @@
+"""Attention of few rows over a paged cache by clusters of programs (compute capability 9.0 and up): attend.cu.
+
+In Triton a program that has keys and values on their way needs so many registers that it starts only when the product
+ahead of it has ended, and splits of a context meet in global memory.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from vlm.ops.attention_variant import AttentionVariant
+from vlm.ops.kernels import nvrtc
+from vlm.ops.kernels.attention_variant import product_scale
+from vlm.ops.kernels.device import device_properties
+from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
+
+X_TYPES = {torch.float16: 0, torch.bfloat16: 1}
+KV_TYPES = X_TYPES | {torch.int8: 2, torch.float8_e4m3fn: 3}
+SLICE = 16  # bytes of a token that a lane has
+LARGEST_CLUSTER = 8
+WARPS, UNROLL = 4, 2
+
+
+def cluster_size(pairs: int, processors: int) -> int:
+    """Returns how many programs share the context of each row and head: as many as two a processor allow."""
+    most = min(LARGEST_CLUSTER, 2 * processors // pairs)
+    return 1 << most.bit_length() - 1 if most else 0
+
+
+def num_stages(programs: int, processors: int) -> int:
+    """Returns how many stages a thread has on their way: so that all programs have room beside a product's."""
+    return 4 if programs <= processors else 2
+
+
+def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
+    """Tells whether `attention` takes these rows: few enough that several programs share a context, heads whose slices
+    can be loaded at once."""
+    rows, heads, dim = q.shape
+    values = SLICE // kv.keys.element_size()
+    if q.dtype not in X_TYPES or kv.keys.dtype not in (q.dtype, *MOST) or not nvrtc.copies_boxes(q.device):
+        return False
+    if dim % values or dim > 32 * values or kv.keys.stride()[2:] != (dim, 1):
+        return False
+    inputs = (q,) if new is None else (q, new.k, new.v)
+    half = 0 if new is None or new.angles is None else new.angles.shape[2]
+    processors = device_properties(q.device.index).multi_processor_count
+    return half % values == 0 and all(map(_has_slices, inputs)) and cluster_size(rows * heads, processors) > 1
+
+
+def _has_slices(x: Tensor) -> bool:
+    """Tells whether heads [R, H, D] can be loaded by 16 bytes."""
+    whole = all(stride * x.element_size() % SLICE == 0 for stride in x.stride()[:2])
+    return whole and x.stride(2) == 1 and x.data_ptr() % SLICE == 0
+
+
+def attention(
+    q: Tensor,
+    kv: PagedKV,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    variant: AttentionVariant,
+    new: NewTokens | None,
+) -> Tensor:
+    """Does what the operations `paged_attention` and, with `new`, `step_attention` say, for what `fits` says yes to."""
+    rows, heads, dim = q.shape
+    kv_heads, block = kv.keys.shape[1:3]
+    k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
+    assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
+    assert bias is None or bias.is_contiguous()
+    processors = device_properties(q.device.index).multi_processor_count
+    cluster = cluster_size(rows * heads, processors)
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    constants = {
+        "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kv.keys.dtype], "HEADS": heads, "GROUP": heads // kv_heads,
+        "DIM": dim, "HALF": 0 if angles is None else angles.shape[2], "BLOCK": block, "CLUSTER": cluster,
+        "WARPS": WARPS, "UNROLL": UNROLL, "STAGES": num_stages(cluster * rows * heads, processors),
+        "NEW": int(new is not None), "BIAS": int(bias is not None),
+        "CAP": f"{variant.softcap or 0.0:.9e}f", "REACH": -1 if variant.reach is None else variant.reach,
+        "LARGEST": f"{MOST.get(kv.keys.dtype, 1.0):.1f}f",
+    }  # fmt: skip
+    _kernel(tuple(constants.items()), q.device).launch(
+        (cluster, heads, rows), 32 * WARPS,
+        q, kv.keys, kv.values, kv.key_scales, kv.value_scales, k, v, angles, tables, slots, lengths, bias, out,
+        product_scale(scale, variant), q.stride(0), q.stride(1), 0 if k is None else k.stride(0),
+        0 if v is None else v.stride(0), *kv.keys.stride()[:2],
+        0 if kv.key_scales is None else kv.key_scales.stride(0), tables.stride(0),
+        0 if bias is None else bias.shape[1] // 2, cluster=cluster,
+    )  # fmt: skip
+    return out
+
+
+def shared_memory(constants: dict[str, int | str]) -> int:
+    """Returns the bytes of shared memory of a program: what threads copy and read, and what is merged."""
+    dim, warps, cluster = int(constants["DIM"]), int(constants["WARPS"]), int(constants["CLUSTER"])
+    extras = (2 if int(constants["KV_TYPE"]) > 1 else 0) + int(constants["BIAS"])
+    vectors = warps * int(constants["STAGES"]) * int(constants["UNROLL"]) * 32
+    return vectors * (2 * SLICE + 4 * extras) + 4 * (warps + cluster) * (dim + 2)
+
+
+@functools.cache
+def _kernel(constants: tuple[tuple[str, int | str], ...], device: torch.device) -> nvrtc.CudaKernel:
+    values = dict(constants)
+    return nvrtc.CudaKernel("attend.cu", "attend", values, shared_memory(values))
