@@ -35,7 +35,7 @@ def hf_searches(model, texts, **options) -> list[list[tuple[list[int], float]]]:
         # ids that no token has: it looks at as many more candidates as there are ends, and so goes on without them
         unused = range(model.config.vocab_size, model.config.vocab_size + len(stops))
         options["eos_token_id"] = [model.config.eos_token_id, *unused]
-    encoded, mask = padded(texts, model.config.pad_token_id)
+    encoded, mask = tiny.padded(texts, model.config.pad_token_id)
     out = model.generate(
         encoded, attention_mask=mask, do_sample=False, return_dict_in_generate=True, output_scores=True, **options
     )
@@ -43,14 +43,6 @@ def hf_searches(model, texts, **options) -> list[list[tuple[list[int], float]]]:
     scores = out.sequences_scores.tolist() if options["num_beams"] > 1 else [0.0] * len(out.sequences)
     found = [(up_to_end(r[start:], words), s) for r, s in zip(out.sequences.tolist(), scores, strict=True)]
     return [found[first : first + width] for first in range(0, len(found), width)]
-
-
-def padded(texts, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the ids of several texts, and where they are no padding; both [texts, longest]."""
-    longest = max(map(len, texts))
-    lengths = torch.tensor([len(text) for text in texts])
-    ids = torch.tensor([[*text, *[pad] * (longest - len(text))] for text in texts])
-    return ids, (torch.arange(longest) < lengths[:, None]).long()
 
 
 def up_to_end(tokens: list[int], words: list[tuple[int, ...]]) -> list[int]:
