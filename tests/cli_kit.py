@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from vlm_app.cli.main import main
+from vlm_app.cli.verbs import command_line_of
+
+
+def call(*arguments: object, stdin: str | bytes | None = None) -> Any:
+    """Runs `vlm`, whose other verbs are not made, as the command does not either: they cost as much as many tests."""
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(command_line_of(words), words, input=stdin)
 
 
 def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[Any, str, str]:

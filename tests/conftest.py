@@ -24,6 +24,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if default and getattr(config.option, "numprocesses", 0) is None and not config.option.usepdb:
         config.option.numprocesses = min(usable_cpus(), MOST_PROCESSES)
         config.option.dist = "loadfile"
+        config.option.loadscopereorder = False  # files of few tests, long ones among them, would all be last
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -10,10 +10,8 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
-from typer.testing import CliRunner
 
 from tests import tiny
-from vlm_app.cli.verbs import command_line
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 WORDS = ["USER:", "ASSISTANT:", *(f"w{i}" for i in range(53))]
@@ -31,10 +29,6 @@ MODELS = {
     "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
 }
 DECODERS, ASKED_WITH_IMAGES = ("llama", "opt", "gpt2"), ("llava", "blip2-opt", "blip2-t5")
-
-
-def call(*arguments, stdin: str | bytes | None = None):
-    return CliRunner().invoke(command_line(), [*map(str, arguments)], input=stdin)
 
 
 def saved(name: str, folder: Path, template: str | None = TEMPLATE):

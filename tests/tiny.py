@@ -138,15 +138,26 @@ def images(model: VisionEncoderDecoderModel, count: int, seed: int = 0) -> torch
 
 @torch.no_grad()
 def hf_tokens(model, pixel_values, max_new_tokens: int, **options) -> list[list[int]]:
-    """Greedy tokens of each image alone, start token removed, up to and with the end token."""
-    found = []
-    for image in pixel_values:
-        out = model.generate(
-            pixel_values=image[None], max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, **options
-        )
-        ids = out[0, 1:].tolist()
-        found.append(ids[: ids.index(2) + 1] if 2 in ids else ids)
-    return found
+    """Greedy tokens of each image, start token removed, up to and with the end token. Images of one size need no
+    padding, so that those of a batch are those of one."""
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1, **options}
+    return [up_to_end(row[1:], 2) for row in model.generate(pixel_values=pixel_values, **options).tolist()]
+
+
+def up_to_end(tokens: list[int], end: int) -> list[int]:
+    """Up to and with the first end token."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def padded(texts: list[list[int]], pad: int, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the ids of several texts, and where they are no padding; both [texts, longest]."""
+    longest = max(map(len, texts))
+    gaps = [longest - len(text) for text in texts]
+    rows = [([*[pad] * n, *text], [0] * n + [1] * len(text)) for n, text in zip(gaps, texts, strict=True)]
+    if not left:
+        rows = [([*text, *[pad] * n], [1] * len(text) + [0] * n) for n, text in zip(gaps, texts, strict=True)]
+    ids, mask = zip(*rows, strict=True)
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def pull_apart(model, seed: int, spread: float, end: int | None = None):
@@ -254,16 +265,22 @@ def texts(model, lengths, seed: int = 0) -> list[list[int]]:
 @torch.no_grad()
 def hf_text(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
     """Tokens for one text alone, start token removed, up to and with the end token."""
+    [found] = hf_texts(model, [ids], max_new_tokens, **options)
+    return found
+
+
+def hf_texts(model, texts: list[list[int]], max_new_tokens: int, **options) -> list[list[int]]:
+    """Tokens of each text as `hf_text` has them, in as many passes as the longest output: padding is masked."""
     # its cache has as many layers as the encoder
     deeper = getattr(model.config, "num_decoder_layers", 0) > getattr(model.config, "num_hidden_layers", 0)
     options = {"do_sample": False, "num_beams": 1, "use_cache": not deeper, **options}
     prefix = options.pop("prefix", None)
     if prefix is not None:
-        options["decoder_input_ids"] = torch.tensor([prefix])
-    out = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, **options)[0].tolist()
-    found = out[len(prefix) if prefix is not None else 1 :]
-    end = model.config.eos_token_id
-    return found[: found.index(end) + 1] if end in found else found
+        options["decoder_input_ids"] = torch.tensor([prefix] * len(texts))
+    ids, mask = padded(texts, model.config.pad_token_id)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options).tolist()
+    start, end = len(prefix) if prefix is not None else 1, model.config.eos_token_id
+    return [up_to_end(row[start:], end) for row in out]
 
 
 LLAMA_KINDS = {
@@ -312,10 +329,16 @@ def prompts(model, lengths, seed: int = 0) -> list[list[int]]:
 @torch.no_grad()
 def hf_continued(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
     """New tokens for one prompt alone, up to and with the end token."""
-    options = {"do_sample": False, "num_beams": 1, **options}
-    out = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, pad_token_id=0, **options)[0].tolist()
-    found, end = out[len(ids) :], model.config.eos_token_id
-    return found[: found.index(end) + 1] if end in found else found
+    [found] = hf_continuations(model, [ids], max_new_tokens, **options)
+    return found
+
+
+def hf_continuations(model, prompts: list[list[int]], max_new_tokens: int, **options) -> list[list[int]]:
+    """New tokens of each prompt as `hf_continued` has them, in as many passes as the longest output."""
+    options = {"do_sample": False, "num_beams": 1, "pad_token_id": 0, **options}
+    ids, mask = padded(prompts, 0, left=True)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options).tolist()
+    return [up_to_end(row[ids.shape[1] :], model.config.eos_token_id) for row in out]
 
 
 def _tower(**options) -> dict:

@@ -48,10 +48,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> None:
     from vlm.backends.threads import set_environment
-    from vlm_app.cli.verbs import command_line
+    from vlm_app.cli.verbs import command_line_of
 
     set_environment()
-    command_line(next((word for word in arguments if not word.startswith("-")), None))(arguments)
+    command_line_of(arguments)(arguments)
 
 
 def _write_utf8() -> None:

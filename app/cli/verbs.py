@@ -50,6 +50,11 @@ def command_line(word: str | None = None) -> typer.Typer:
     return app
 
 
+def command_line_of(arguments: list[str]) -> typer.Typer:
+    """Returns the command line that runs these arguments."""
+    return command_line(next((word for word in arguments if not word.startswith("-")), None))
+
+
 def _add(app: typer.Typer, name: str) -> None:
     module = importlib.import_module(f"vlm_app.cli.{VERBS[name]}")
     if hasattr(module, "app"):

@@ -9,10 +9,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from typer.testing import CliRunner
 
-from tests import tiny
-from vlm_app.cli.verbs import command_line
+from tests import cli_kit, tiny
 
 WORDS = [f"w{i}" for i in range(50)]
 
@@ -37,7 +35,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def call(*arguments, stdin: str | None = None):
-    return CliRunner().invoke(command_line(), ["encode", *map(str, arguments)], input=stdin)
+    return cli_kit.call("encode", *arguments, stdin=stdin)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from tests.cli_kit import call
 from tests.e2e.test_ocr_docs import QUICK, fences
 from tests.ocr_jobs import EXAMPLES
-from tests.prompted_kit import call
 
 CHECKS = [
     {"pdf": "letters/page.png", "id": "p1", "type": "present", "text": "the ferry Aurora left at 07:45"},

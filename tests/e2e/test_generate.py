@@ -11,8 +11,8 @@ import torch
 
 import vlm
 from tests import tiny
-from tests.cli_kit import one_sentence
-from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, pictures, saved, text, tuned_continued
+from tests.cli_kit import call, one_sentence
+from tests.prompted_kit import DECODERS, VOCABULARY, ids, pictures, saved, text, tuned_continued
 from vlm_app.cli.options import texts as text_options
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")

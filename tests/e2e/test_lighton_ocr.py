@@ -9,8 +9,7 @@ import pytest
 
 import vlm
 from tests import lighton_kit, server_kit
-from tests.cli_kit import one_sentence
-from tests.prompted_kit import call
+from tests.cli_kit import call, one_sentence
 
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
 

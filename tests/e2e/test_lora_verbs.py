@@ -8,8 +8,9 @@ import pytest
 
 import vlm
 from tests import prompted_kit, tiny
+from tests.cli_kit import call
 from tests.lora_kit import random_adapter, random_ia3
-from tests.prompted_kit import call, saved
+from tests.prompted_kit import saved
 from vlm_app.cli.errors import PARTLY_FAILED, USER_ERROR
 
 SHORT = ("--device", "cpu", "--max-new-tokens", 6)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from vlm.build.store import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -9,7 +9,8 @@ import torch
 
 import vlm
 from tests import prompted_kit, tiny
-from tests.prompted_kit import call, saved
+from tests.cli_kit import call
+from tests.prompted_kit import saved
 from vlm.executor import kv_cache
 from vlm.options import flag_of
 from vlm.requests.sampling_params import SamplingParams

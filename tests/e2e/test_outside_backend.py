@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends import installed

@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 
-from tests.cli_kit import ended, one_sentence
+from tests.cli_kit import call, ended, one_sentence
 from tests.ocr_jobs import EXAMPLES
-from tests.prompted_kit import call
 from vlm.artifacts.checkpoint import Checkpoint
 
 FIGURES = {"model", "out", "format", "quantization", "quantization_options", "bytes", "device", "dtype",

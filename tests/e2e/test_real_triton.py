@@ -15,7 +15,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from tests.real_triton import Triton
 from tests.server_kit import EXAMPLES, alone
 from tests.triton_kit import ids_of, texts

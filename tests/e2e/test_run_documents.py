@@ -11,7 +11,8 @@ pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can 
 
 from pathlib import Path
 
-from tests.prompted_kit import call, saved
+from tests.cli_kit import call
+from tests.prompted_kit import saved
 from vlm.processing.image_processor import ImageProcessor
 
 PAGE = Path(__file__).parents[2] / "examples" / "page.png"

@@ -12,8 +12,8 @@ from PIL import Image
 
 import vlm
 from tests import tiny
-from tests.cli_kit import one_sentence
-from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, call, ids, pictures, saved, text, tuned_continued
+from tests.cli_kit import call, one_sentence
+from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, ids, pictures, saved, text, tuned_continued
 from vlm.packaged import ASSETS
 from vlm.registry import catalogs
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from tests.server_kit import command, free_port
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from tests.replica_kit import fronted
 from tests.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
 

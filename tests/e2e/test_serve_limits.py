@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
 from visual_engines.families.image_processors import CLIP
 from vlm.errors import ImageError, InputError

@@ -11,8 +11,9 @@ import torch
 
 import vlm
 from tests import prompted_kit, tiny
+from tests.cli_kit import call
 from tests.lora_kit import random_adapter, random_ia3
-from tests.prompted_kit import call, saved
+from tests.prompted_kit import saved
 from tests.server_kit import serving
 from vlm_app.cli.errors import USER_ERROR
 from vlm_app.core.load_options import LoadOptions

@@ -20,8 +20,8 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cli_kit import call
 from tests.media_kit import Child, children
-from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, alone, asked, command, free_port, until
 
 TEXT = "translate English to German: The old ship is small."

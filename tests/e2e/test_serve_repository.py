@@ -22,7 +22,7 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 
 import tritonclient.grpc as triton_grpc
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
 from vlm.build.store import packaged_models

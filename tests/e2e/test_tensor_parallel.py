@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
+from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
 from tests.media_kit import children
-from tests.prompted_kit import call, saved
+from tests.prompted_kit import saved
 from tests.ranks import on_ranks
 from tests.server_kit import free_port, until
 from vlm.api.pipeline import Pipeline

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm-runtime[tensorrt-rtx]'")
 
-from typer.testing import CliRunner
 
 import vlm
 from tests import tiny
+from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_vila as vila
 from vlm.api.pipeline import Pipeline
@@ -23,7 +23,6 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError
 from vlm.layers.quant.methods import METHODS
-from vlm_app.cli.verbs import command_line
 
 MODELS = {
     "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
@@ -50,10 +49,6 @@ ONE_BILLION = {
 def no_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
-
-
-def call(*arguments):
-    return CliRunner().invoke(command_line(), [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

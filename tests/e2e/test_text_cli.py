@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import T5ForConditionalGeneration
-from typer.testing import CliRunner
 
+from tests.cli_kit import call
 from vlm.build.store import packaged_models
 from vlm.processing.tokenization import Tokenizer
-from vlm_app.cli.verbs import command_line
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")
@@ -24,10 +23,6 @@ NOTICES = [json.loads(line) for line in (EXAMPLES / "notices.jsonl").read_text("
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "text-cache"))
-
-
-def call(*arguments, stdin: str | bytes | None = None):
-    return CliRunner().invoke(command_line(), [*map(str, arguments)], input=stdin)
 
 
 def test_translate_arguments_and_beams():

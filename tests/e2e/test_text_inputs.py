@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 import vlm
 from tests import prompted_kit, tiny
-from tests.prompted_kit import VOCABULARY, call, ids, saved, text, tuned_continued
+from tests.cli_kit import call
+from tests.prompted_kit import VOCABULARY, ids, saved, text, tuned_continued
 
 SHORT = ("--device", "cpu", "--max-new-tokens", 6)
 LONG = " ".join(f"w{i % 50}" for i in range(200))

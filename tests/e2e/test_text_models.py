@@ -8,21 +8,16 @@ import os
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
-from typer.testing import CliRunner
 
 import vlm
 from tests import tiny
-from vlm_app.cli.verbs import command_line
+from tests.cli_kit import call
 
 WORDS = [f"w{i}" for i in range(50)]
 CODES = ["de_DE", "en_XX", "fr_XX", "ro_RO"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 LINES = ["w1 w2 w3", "w40", "", "w7 w7 w9 w30 w2 w11 w12", "w5 w6 w33 w2"]
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
-
-
-def call(*arguments, **options):
-    return CliRunner().invoke(command_line(), [*map(str, arguments)], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +125,7 @@ def test_wrong_options_of_eval_are_found_before_loading(asked, says, tmp_path, m
 
 
 def test_a_document_from_stdin_and_lines_of_it(bart):
-    whole, lines = (call("summarize", "-", "--model", bart, *flags, *SHORT, input="w1 w2\nw3\n")
+    whole, lines = (call("summarize", "-", "--model", bart, *flags, *SHORT, stdin="w1 w2\nw3\n")
                     for flags in ((), ("--lines",)))  # fmt: skip
     assert (whole.exit_code, len(whole.stdout.splitlines())) == (0, 1)
     assert (lines.exit_code, len(lines.stdout.splitlines())) == (0, 2)
@@ -158,5 +153,5 @@ def test_what_is_no_text_costs_that_text(bart):
     result = call("translate", "w1", "w\udcff", "w3", "--model", bart, *SHORT)
     assert result.exit_code == 1 and [bool(line) for line in result.stdout.splitlines()] == [True, False, True]
     assert "vlm: text 2: character 2 of it is not Unicode text." in result.stderr
-    result = call("run", "--text", "-", "--model", bart, input=b"\xff")
+    result = call("run", "--text", "-", "--model", bart, stdin=b"\xff")
     assert result.exit_code == 2 and "stdin: it is not UTF-8" in result.stderr

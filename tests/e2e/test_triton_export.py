@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from tests.server_kit import EXAMPLES, alone, load, serving, until
 from tests.triton_kit import asked, config_of, ids_of, rows, running, streamed, texts, through
 from vlm_app.server.tensors.model import INPUT_LENGTHS

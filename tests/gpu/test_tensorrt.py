@@ -36,7 +36,7 @@ def test_a_decoder_alone(tmp_path):
     model = tiny.llama()
     prompts = tiny.prompts(model, LENGTHS)
     found = plans(model, tmp_path).generate([{"decoder_prompt_token_ids": p} for p in prompts], max_new_tokens=20)
-    assert [out.token_ids for out in found] == [tiny.hf_continued(model, p, 20) for p in prompts]
+    assert [out.token_ids for out in found] == tiny.hf_continuations(model, prompts, 20)
 
 
 @pytest.mark.parametrize("make", [tiny.t5, tiny.bart])
@@ -44,7 +44,7 @@ def test_texts(make, tmp_path):
     model = make(seed=5)
     texts = tiny.texts(model, LENGTHS)
     found = plans(model, tmp_path).generate([{"encoder_input_ids": text} for text in texts], max_new_tokens=20)
-    assert [out.token_ids for out in found] == [tiny.hf_text(model, text, 20) for text in texts]
+    assert [out.token_ids for out in found] == tiny.hf_texts(model, texts, 20)
 
 
 def test_images(tmp_path):

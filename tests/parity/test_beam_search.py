@@ -15,12 +15,18 @@ LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
 NEW = 24
 
 
-@torch.no_grad()
 def hf_beams(model, ids, **options) -> list[tuple[list[int], float]]:
     """(tokens up to and with the end, score) of each returned hypothesis of one text."""
+    [found] = hf_searches(model, [ids], **options)
+    return found
+
+
+@torch.no_grad()
+def hf_searches(model, texts, **options) -> list[list[tuple[list[int], float]]]:
+    """The hypotheses of each text as `hf_beams` has them: a tenth of its passes, as padding is masked."""
     prefix = options.pop("prefix", None)
     if prefix is not None:
-        options["decoder_input_ids"] = torch.tensor([prefix])
+        options["decoder_input_ids"] = torch.tensor([prefix] * len(texts))
     options = {"max_new_tokens": NEW, "num_return_sequences": options["num_beams"], **options}
     if "bad_words_ids" in options:
         options["bad_words_ids"] = [list(word) for word in options["bad_words_ids"]]
@@ -29,13 +35,14 @@ def hf_beams(model, ids, **options) -> list[tuple[list[int], float]]:
         # ids that no token has: it looks at as many more candidates as there are ends, and so goes on without them
         unused = range(model.config.vocab_size, model.config.vocab_size + len(stops))
         options["eos_token_id"] = [model.config.eos_token_id, *unused]
+    encoded, mask = tiny.padded(texts, model.config.pad_token_id)
     out = model.generate(
-        torch.tensor([ids]), do_sample=False, return_dict_in_generate=True, output_scores=True, **options
+        encoded, attention_mask=mask, do_sample=False, return_dict_in_generate=True, output_scores=True, **options
     )
-    start, words = len(prefix or [0]), [(model.config.eos_token_id,), *stops]
-    scores = out.sequences_scores.tolist() if options["num_beams"] > 1 else [0.0]
-    rows = zip(out.sequences.tolist(), scores, strict=True)
-    return [(up_to_end(row[start:], words), score) for row, score in rows]
+    start, words, width = len(prefix or [0]), [(model.config.eos_token_id,), *stops], options["num_return_sequences"]
+    scores = out.sequences_scores.tolist() if options["num_beams"] > 1 else [0.0] * len(out.sequences)
+    found = [(up_to_end(r[start:], words), s) for r, s in zip(out.sequences.tolist(), scores, strict=True)]
+    return [found[first : first + width] for first in range(0, len(found), width)]
 
 
 def up_to_end(tokens: list[int], words: list[tuple[int, ...]]) -> list[int]:
@@ -103,7 +110,7 @@ def test_hypotheses_and_scores(subject, settings):
     model, engine, texts = subject
     if "forced_eos_token_id" in settings:
         settings = settings | {"forced_eos_token_id": model.config.eos_token_id}
-    want = [hf_beams(model, text, **settings) for text in texts]
+    want = hf_searches(model, texts, **settings)
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", block_size=8, burst=5))
     returned = {"num_return_sequences": settings["num_beams"], "max_new_tokens": NEW}
     check(pipe.generate([{"encoder_input_ids": t} for t in texts], **settings, **returned), want)
@@ -202,7 +209,7 @@ def test_a_prefix_and_a_preempted_search(subject):
     model, engine, texts = subject
     start = model.generation_config.decoder_start_token_id
     prefix = [start, 7, 11, 5, 13]
-    want = [hf_beams(model, text, num_beams=3, prefix=prefix) for text in texts]
+    want = hf_searches(model, texts, num_beams=3, prefix=prefix)
     cross = sum(-(-n // 4) for n in LENGTHS)
     alone = 3 * (-(-(len(prefix) + NEW) // 4) + 1)
     total = cross + alone + 10
@@ -238,10 +245,10 @@ def diverse_beams(model, ids, width: int, rate: float, steps: int) -> list[tuple
     beams = [([model.generation_config.decoder_start_token_id], 0.0)]
     for _ in range(steps):
         candidates = []
-        for tokens, total in beams:
-            logits = model(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
-            best = logits.log_softmax(-1).topk(2 * width)
-            for rank, (value, token) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+        encoded, rows = torch.tensor([ids] * len(beams)), torch.tensor([tokens for tokens, _ in beams])
+        best = model(input_ids=encoded, decoder_input_ids=rows).logits[:, -1].log_softmax(-1).topk(2 * width)
+        for (tokens, total), values, following in zip(beams, best.values.tolist(), best.indices.tolist(), strict=True):
+            for rank, (value, token) in enumerate(zip(values, following, strict=True)):
                 candidates.append((total + value - rate * rank, [*tokens, token], total + value))
         beams = [(tokens, total) for _, tokens, total in sorted(candidates, reverse=True)[:width]]
     return sorted(((tokens[1:], total / steps) for tokens, total in beams), key=lambda b: -b[1])

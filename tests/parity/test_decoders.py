@@ -67,7 +67,7 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
     pipe = pipeline(model, tmp_path)
     assert pipe.family.name == case.family
     found = pipe.generate(inputs_of(prompts), max_new_tokens=20)
-    assert [out.token_ids for out in found] == [tiny.hf_continued(model, p, 20) for p in prompts]
+    assert [out.token_ids for out in found] == tiny.hf_continuations(model, prompts, 20)
     assert len({tuple(out.token_ids) for out in found}) > 3, "the prompts make no difference"
     for prompt, out in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt + out.token_ids])
@@ -84,7 +84,7 @@ def ragged(request, tmp_path_factory):
              "qwen3": lambda: tiny.llama(seed=5, kind="qwen3", head_dim=12, num_key_value_heads=2),
              "gpt2": lambda: tiny.gpt2(seed=1, multi_query=True)}[request.param]()  # fmt: skip
     prompts = tiny.prompts(model, (40, 3, 21, 1, 60, 12, 33, 50, 7), seed=4)
-    want = [tiny.hf_continued(model, p, 30) for p in prompts]
+    want = tiny.hf_continuations(model, prompts, 30)
     return model, engine_dir(model, tmp_path_factory.mktemp("ragged"), max_batch_size=9), prompts, want
 
 
@@ -121,7 +121,7 @@ def test_shared_beginnings_give_the_same_tokens(ragged):
     model, engine, prompts, _ = ragged
     system = prompts[0]
     variants = [system + p for p in prompts[1:4]] + [system, system[:33] + prompts[3], system + prompts[1]]
-    want = [tiny.hf_continued(model, p, 20) for p in variants]
+    want = tiny.hf_continuations(model, variants, 20)
     pipe = Pipeline(engine, cpu(block_size=8))
     written = []
     whole = pipe.llm.executor.prefill

@@ -13,10 +13,10 @@ import torch
 import vlm
 from llm_engines.converters.fairseq_tokenizer import SPECIAL, TextFiles, tokenizer_files
 from llm_engines.families.fairseq import tokenizer_rules
+from tests.cli_kit import call
 from tests.fairseq_kit import WORDS, Published
 from tests.fairseq_texts import CODES, ENTRIES, EXAMPLES
 from tests.nemo_kit import sentencepiece_file
-from tests.prompted_kit import call
 from vlm.artifacts import archives
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, VlmWarning

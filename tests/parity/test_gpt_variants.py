@@ -23,7 +23,7 @@ PROMPTS = [[5, 9, 33, 7], [11], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16
 def test_santacoder_as_first_published(tmp_path):
     """The same weights in its own layout: projections [in, out], the queries' apart from the rest."""
     model = tiny.gpt2(seed=1, multi_query=True)
-    want = [tiny.hf_continued(model, p, 15) for p in PROMPTS]
+    want = tiny.hf_continuations(model, PROMPTS, 15)
     engine_dir(model, tmp_path)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     for name in ("multi_query", "num_key_value_heads", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import AutoProcessor, VisionEncoderDecoderModel
 
 import vlm
+from tests import tiny
 from training.nougat import fonts, foreign
 from vlm.config import RuntimeConfig
 
@@ -40,16 +41,11 @@ def inputs() -> list[Image.Image]:
 
 @pytest.fixture(scope="module")
 def reference(inputs) -> list[list[int]]:
-    """Hugging Face's greedy tokens, each page alone, in FP32."""
+    """Hugging Face's greedy tokens of each page, in FP32; images are of one size, no page sees another."""
     model = VisionEncoderDecoderModel.from_pretrained(FOLDER, dtype=torch.float32).eval()
     processor = AutoProcessor.from_pretrained(FOLDER)
-    found = []
-    for image in inputs:
-        pixels = processor(image, return_tensors="pt").pixel_values
-        with torch.no_grad():
-            ids = model.generate(pixel_values=pixels, max_new_tokens=280, do_sample=False, num_beams=1)[0, 1:].tolist()
-        found.append(ids[: ids.index(2) + 1] if 2 in ids else ids)
-    return found
+    pixels = torch.cat([processor(image, return_tensors="pt").pixel_values for image in inputs])
+    return tiny.hf_tokens(model, pixels, 280)
 
 
 def load(cache, **runtime):
@@ -60,8 +56,16 @@ def test_the_pages_differ_in_length(reference):
     assert len({len(tokens) for tokens in reference}) >= 6 and max(map(len, reference)) > 200
 
 
+LONGER = pytest.mark.slow  # a step a token: a longer case of the two others, and of tiny models' in test_nougat
+
+
 @pytest.mark.parametrize(
-    "runtime", [{}, {"max_batch_size": 4, "burst": 4, "block_size": 8}, {"max_batch_size": 1, "burst": 1}]
+    "runtime",
+    [
+        {},
+        {"max_batch_size": 4, "burst": 4, "block_size": 8},
+        pytest.param({"max_batch_size": 1, "burst": 1}, marks=LONGER),
+    ],
 )
 def test_tokens_equal_hugging_faces(cache, inputs, reference, runtime):
     model = vlm.load(

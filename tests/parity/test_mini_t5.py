@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import vlm
+from tests import tiny
 from vlm.build.store import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -32,10 +33,10 @@ def test_tokens_equal_hugging_faces(texts, beams, tmp_path_factory):
     pipe = vlm.load("mini-t5", device="cpu", max_batch_size=16, cache_dir=cache)
     found = pipe.generate([{"text": text} for text, _ in texts], num_beams=beams)
     model = T5ForConditionalGeneration.from_pretrained(packaged_models()["mini-t5"], dtype=torch.float32).eval()
-    for (text, _), out in zip(texts, found, strict=True):
-        ids = torch.tensor([pipe.tokenizer.encode_source(text)])
-        with torch.no_grad():
-            want = model.generate(ids, num_beams=beams, do_sample=False, max_length=pipe.llm.limits.max_seq_len)[0, 1:]
-        assert out.token_ids == want[: len(out.token_ids)].tolist() and out.token_ids[-1] == 1
+    ids, mask = tiny.padded([pipe.tokenizer.encode_source(text) for text, _ in texts], model.config.pad_token_id)
+    longest = pipe.llm.limits.max_seq_len
+    want = model.generate(ids, attention_mask=mask, num_beams=beams, do_sample=False, max_length=longest)[:, 1:]
+    for tokens, out in zip(want.tolist(), found, strict=True):
+        assert out.token_ids == tiny.up_to_end(tokens, 1) and out.token_ids[-1] == 1
     exact = sum(out.text == reference for (_, reference), out in zip(texts, found, strict=True))
     assert exact >= 0.9 * len(texts), "the examples are of a language that the model knows"

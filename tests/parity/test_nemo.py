@@ -8,8 +8,8 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import vlm
+from tests.cli_kit import call
 from tests.nemo_kit import GPTNext, archive, gpt2_files, sentencepiece_file
-from tests.prompted_kit import call
 from tests.tiny import hf_continued
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint

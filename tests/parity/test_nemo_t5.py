@@ -32,7 +32,7 @@ def check_tokens(pipe: Pipeline, hf, ids: list[list[int]]) -> None:
     """Compares a ragged batch, greedy and with beams, with each text alone in Hugging Face."""
     for options in ({}, {"num_beams": 4}):
         found = pipe.generate([{"text": text} for text in TEXTS], max_new_tokens=NEW, **options)
-        want = [tiny.hf_text(hf, text, NEW, **options) for text in ids]
+        want = tiny.hf_texts(hf, ids, NEW, **options)
         assert [out.token_ids for out in found] == want
         assert len({tuple(out.token_ids) for out in found}) == len(TEXTS)
 

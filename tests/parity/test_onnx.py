@@ -67,7 +67,7 @@ def test_decoders(make, tmp_path):
     prompts = tiny.prompts(model, decoders.LENGTHS)
     pipe = Pipeline(compiled(model, tmp_path), cpu())
     found = pipe.generate(decoders.inputs_of(prompts), max_new_tokens=20)
-    assert [out.token_ids for out in found] == [tiny.hf_continued(model, p, 20) for p in prompts]
+    assert [out.token_ids for out in found] == tiny.hf_continuations(model, prompts, 20)
     for prompt, out in zip(prompts, found, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + out.token_ids])).logits[:, len(prompt) - 1 : -1]
@@ -80,7 +80,7 @@ def ragged(tmp_path_factory):
     """A LLaMA with shared heads, nine prompts and their tokens alone."""
     model = tiny.llama(seed=3, num_key_value_heads=2)
     prompts = tiny.prompts(model, (40, 3, 21, 1, 60, 12, 33, 50, 7), seed=4)
-    want = [tiny.hf_continued(model, p, 30) for p in prompts]
+    want = tiny.hf_continuations(model, prompts, 30)
     return model, compiled(model, tmp_path_factory.mktemp("ragged"), max_batch_size=9), prompts, want
 
 
@@ -164,7 +164,7 @@ def test_texts(make, tmp_path):
     engine = compiled(model, tmp_path, max_batch_size=6, max_seq_len=64, max_encoder_input_len=64)
     pipe = Pipeline(engine, cpu(burst=5, max_encoder_tokens=60))
     found = pipe.generate(of_texts(texts), max_new_tokens=24)
-    assert [out.token_ids for out in found] == [tiny.hf_text(model, text, 24) for text in texts]
+    assert [out.token_ids for out in found] == tiny.hf_texts(model, texts, 24)
     for options in ({"num_beams": 4}, {"num_beams": 3, "early_stopping": True, "length_penalty": 2.0}):
         outputs = pipe.generate(
             of_texts(texts), max_new_tokens=24, num_return_sequences=options["num_beams"], **options

@@ -11,8 +11,8 @@ from transformers import PegasusForConditionalGeneration, PegasusTokenizer
 
 import vlm
 from tests import tiny
+from tests.cli_kit import call
 from tests.nemo_kit import sentencepiece_file
-from tests.prompted_kit import call
 
 pytest.importorskip("sentencepiece")
 TEXTS = ["the house is small", "The  old boat , is in   the harbour. ", "xyz 日 new", "日本", "a </s> boat",

@@ -83,7 +83,7 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
     pipe = pipeline(model, tmp_path)
     assert pipe.family.name == case.family
     found = pipe.generate(inputs_of(texts), max_new_tokens=20)
-    assert [out.token_ids for out in found] == [tiny.hf_text(model, text, 20) for text in texts]
+    assert [out.token_ids for out in found] == tiny.hf_texts(model, texts, 20)
     assert len({tuple(out.token_ids) for out in found}) > 3, "the texts make no difference"
     start = model.generation_config.decoder_start_token_id
     for text, out in zip(texts, found, strict=True):
@@ -99,7 +99,7 @@ def ragged(request, tmp_path_factory):
     """A model, nine texts and their tokens alone."""
     model = getattr(tiny, request.param)(seed={"bart": 5, "m2m100": 5}.get(request.param, 0))
     texts = tiny.texts(model, (40, 3, 21, 1, 60, 12, 33, 50, 7), seed=4)
-    want = [tiny.hf_text(model, text, 30) for text in texts]
+    want = tiny.hf_texts(model, texts, 30)
     return model, engine_dir(model, tmp_path_factory.mktemp("ragged"), max_batch_size=9), texts, want
 
 
@@ -116,7 +116,7 @@ def test_forced_first_and_last_tokens(ragged):
     model, engine, texts, _ = ragged
     pipe, end = Pipeline(engine, cpu()), model.config.eos_token_id
     options = {"forced_bos_token_id": 7, "forced_eos_token_id": end}
-    want = [tiny.hf_text(model, text, 9, **options) for text in texts]
+    want = tiny.hf_texts(model, texts, 9, **options)
     assert all(tokens[0] == 7 and tokens[-1] == end for tokens in want)
     found = pipe.generate(inputs_of(texts), max_new_tokens=9, **options)
     assert [out.token_ids for out in found] == want
@@ -139,8 +139,7 @@ def test_t5_beyond_the_lengths_of_training(tmp_path):
     texts = tiny.texts(model, (700, 3, 130))
     pipe = pipeline(model, tmp_path, max_seq_len=220, max_encoder_input_len=700)
     found = pipe.generate(inputs_of(texts), max_new_tokens=200, ignore_eos=True)
-    assert [out.token_ids for out in found] == [tiny.hf_text(model, t, 200, eos_token_id=-1, min_new_tokens=200)
-                                                for t in texts]  # fmt: skip
+    assert [out.token_ids for out in found] == tiny.hf_texts(model, texts, 200, eos_token_id=-1, min_new_tokens=200)
 
 
 def test_the_likeliest_tokens_of_each_place(ragged):

@@ -14,7 +14,7 @@ import vlm
 from llm_engines.families import m2m100
 from tests import tiny
 from tests import translation_kit as kit
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from vlm.errors import CheckpointError, InputError
 
 pytest.importorskip("sentencepiece")

@@ -11,11 +11,11 @@ import torch
 
 import vlm
 from tests import ft_kit
+from tests.cli_kit import call
 from tests.nemo_kit import GPTNext, gpt2_files
 from tests.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
 from tests.parity.test_nemo import GPT2_LIKE
 from tests.parity.test_nemo_t5 import PIECES, TEXTS
-from tests.prompted_kit import call
 from vlm.build.from_model import build_model, convert_model
 from vlm.errors import InputError
 

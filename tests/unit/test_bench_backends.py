@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from tests import tiny
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from vlm_app.bench import table
 from vlm_app.bench.clock import in_turns
 from vlm_app.bench.systems import session

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 
 ABSENT = {
     "export-triton": (("google", "google.protobuf", "tritonclient", "tritonclient.grpc"), "vlm-runtime[triton]"),

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests import hostile_kit as kit
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from visual_engines.families.image_processors import CLIP
 from vlm.artifacts.archives import LARGEST_READ, unpacked
 from vlm.artifacts.engine_dir import EngineDir

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from llm_engines.converters.nemo.gpt import tokenizer_files
+from tests.cli_kit import call
 from tests.nemo_kit import HASH, GPTNext, archive, gpt2_files, sentencepiece_file
-from tests.prompted_kit import call
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm.processing.tokenization import Tokenizer

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import vlm
-from tests.cli_kit import one_sentence
-from tests.prompted_kit import call
+from tests.cli_kit import call, one_sentence
 from vlm.build.store import locate
 from vlm.config import MAX_THREADS, RuntimeConfig
 from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError

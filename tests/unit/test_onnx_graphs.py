@@ -15,8 +15,8 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 import onnx
 
 from tests import tiny
+from tests.cli_kit import call
 from tests.engines import engine_dir
-from tests.prompted_kit import call
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir

@@ -13,8 +13,8 @@ import onnx
 import torch
 
 from tests import tiny
+from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
-from tests.prompted_kit import call
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.graphs import io as graph_io

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.prompted_kit import call
+from tests.cli_kit import call
 from vlm.errors import InputError
 from vlm.processing.worker_process import Budget
 from vlm_app.ocr.checks.check_file import read_checks

@@ -8,9 +8,9 @@ import threading
 import pytest
 import torch
 
+from tests.cli_kit import call
 from tests.engines import engine_dir
 from tests.families import MODELS
-from tests.prompted_kit import call
 from tests.quantized_folders import quantized_checkpoint
 from vlm.artifacts import weights
 from vlm.artifacts.checkpoint import Checkpoint

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cli_kit import call
 from tests.nemo_kit import archive
 from tests.nemo_t5_kit import tuned_prompts
-from tests.prompted_kit import call
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
 from vlm.errors import CheckpointError, InputError, VlmWarning
