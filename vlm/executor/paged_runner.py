@@ -150,7 +150,8 @@ class PagedRunner:
 
     def _prompt_batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
         slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles
-        return self._batch(slots, positions, adapted=adapted, tiles=tiles, prompt_embeds=prompt_embeds)
+        axes = inputs.axes if len(inputs.axes) else None
+        return self._batch(slots, positions, axes=axes, adapted=adapted, tiles=tiles, prompt_embeds=prompt_embeds)
 
     def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> PromptEmbeds | None:
         """Returns the same with an embedding a row of the batch: the shapes of a graph."""
@@ -212,7 +213,8 @@ class PagedRunner:
         """Returns the logits [R, V] of a step's rows."""
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, step.slots)
-        batch = self._batch(step.slots, step.positions, adapted=adapted, several=step.several, prompt_embeds=last)
+        options = {"axes": self.state.axes_of(step.slots, step.positions), "prompt_embeds": last}
+        batch = self._batch(step.slots, step.positions, adapted=adapted, several=step.several, **options)
         with norms_ahead(self.device):
             return self.decoder.logits(self._hidden(step.token_ids, batch), batch)
 
@@ -229,12 +231,14 @@ class PagedRunner:
         positions: Tensor,
         *,
         adapted: bool,
+        axes: Tensor | None = None,
         several: bool = False,
         tiles: Tensor | None = None,
         prompt_embeds: PromptEmbeds | None = None,
     ) -> ForwardBatch:
         """Returns the rows at these positions of these slots' sequences, [R] int32 each; `adapted`: some of them have
-        adapters; `several`: a step's are more than one of a sequence."""
+        adapters; `axes` [axes, R]: positions where they have several axes; `several`: a step's are more than one of a
+        sequence."""
         state = self.state
         attention = PagedMetadata(
             cache=self.cache,
@@ -247,7 +251,8 @@ class PagedRunner:
             tiles=tiles,
             several=several,
         )
-        return ForwardBatch(positions, attention, prompt_embeds, self._adapter_ids(slots, adapted=adapted))
+        ids = self._adapter_ids(slots, adapted=adapted)
+        return ForwardBatch(positions if axes is None else axes, attention, prompt_embeds, ids)
 
     def _adapter_ids(self, slots: Tensor, *, adapted: bool) -> Tensor | None:
         return self.state.adapter_ids[slots.long()] if adapted else None
@@ -259,11 +264,11 @@ def _replay(
     """Runs a pass as the graph of its shapes, which takes tensors one after the other."""
 
     def run_on(
-        token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, rows: Tensor | None = None,
+        token_ids: Tensor, positions: Tensor, slots: Tensor, axes: Tensor, tiles: Tensor, rows: Tensor | None = None,
         index: Tensor | None = None,
     ) -> None:  # fmt: skip
         embeds = None if rows is None or index is None else PromptEmbeds(rows, index)
-        run(PackedInputs(token_ids, positions, slots, tiles), embeds)
+        run(PackedInputs(token_ids, positions, slots, axes, tiles), embeds)
 
     tensors = (*inputs, *(prompt_embeds or ()))
     graphs.replay((*what, *map(len, tensors)), run_on, *tensors)

@@ -44,13 +44,21 @@ def transformers_class(name: str, settings: Settings) -> Transform:
     return transform_by(getattr(transformers, name), settings)
 
 
-def transform_by(processor_class: Callable[..., Any], settings: Settings) -> Transform:
+def pixel_tensor(processed: Mapping[str, Any], settings: Settings) -> Tensor:
+    return processed["pixel_values"]
+
+
+def transform_by(
+    processor_class: Callable[..., Any],
+    settings: Settings,
+    pixels_of: Callable[[Mapping[str, Any], Settings], Tensor] = pixel_tensor,
+) -> Transform:
     """Returns what a class with the interface of transformers' image processors does with images, as levels where its
-    last step is a normalization."""
+    last step is a normalization. `pixels_of`: what the class gives, and its settings -> [n, C, H, W]."""
     processor = processor_class(**{key: value for key, value in settings.items() if key not in NOT_ARGUMENTS})
 
     def pixels(images: Sequence[Image.Image], **options: bool) -> Tensor:
-        return processor(images, return_tensors="pt", **options)["pixel_values"]
+        return pixels_of(processor(images, return_tensors="pt", **options), settings)
 
     values = Transform(lambda images: pixels(images).float())
     names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
