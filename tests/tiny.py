@@ -374,7 +374,10 @@ def lighton_ocr(seed: int = 0, spread: float = 0.3, tower: dict | None = None, t
     return pull_apart(LightOnOcrForConditionalGeneration(config), seed, spread, end=2)
 
 
-def qwen_vl(seed: int = 0, second: bool = True, tower: dict | None = None, text: dict | None = None, **options):
+def qwen_vl(
+    seed: int = 0, spread: float = 0.3, *, second: bool = True, tower: dict | None = None, text: dict | None = None,
+    **options,
+):  # fmt: skip
     """Random Qwen2VLForConditionalGeneration, or the `second`'s; id 59 is the image's placeholder."""
     first = (Qwen2VLConfig, Qwen2VLForConditionalGeneration)
     kind, model = (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration) if second else first
@@ -385,11 +388,11 @@ def qwen_vl(seed: int = 0, second: bool = True, tower: dict | None = None, text:
     else:
         shape |= {"embed_dim": 24, "mlp_ratio": 2, "hidden_size": 32}
     words = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-             "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
              "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}}  # fmt: skip
+             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}}  # fmt: skip
     names = {"image_token_id": 59, "video_token_id": 58, "vision_start_token_id": 57, "vision_end_token_id": 56}
     parts = {"vision_config": shape | (tower or {}), "text_config": words | (text or {})}
     config = kind(**parts | names | {"tie_word_embeddings": True} | options)
     torch.manual_seed(seed)
-    return pull_apart(model(config), seed, 0.3, end=2)
+    return pull_apart(model(config), seed, spread, end=2)
