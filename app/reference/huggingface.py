@@ -68,16 +68,16 @@ def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = No
     tower = getattr(model.config, "vision_config", None)
     if model.config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         types = {} if input_ids is None else {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
-        return {**_patches(tower, pixel_values), **types}
+        sizes = {"side": tower.patch_size, "merge": tower.spatial_merge_size, "frames": tower.temporal_patch_size}
+        return {**in_patches(pixel_values, **sizes), **types}
     if getattr(tower, "model_type", None) != "pixtral":
         return {"pixel_values": pixel_values}
     sizes = pixel_values.new_tensor(pixel_values.shape[2:]).long().expand(len(pixel_values), -1)
     return {"pixel_values": pixel_values, "image_sizes": sizes}
 
 
-def _patches(tower: Any, pixel_values: Tensor) -> dict[str, Tensor]:
+def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> dict[str, Tensor]:
     """Returns images [n, C, H, W] as Qwen2-VL's image processor cuts them: square by square, for each frame."""
-    side, merge, frames = tower.patch_size, tower.spatial_merge_size, tower.temporal_patch_size
     count, channels, *size = pixel_values.shape
     down, across = (length // (side * merge) for length in size)
     x = pixel_values.view(count, channels, down, merge, side, across, merge, side).permute(0, 2, 5, 3, 6, 1, 4, 7)

@@ -150,7 +150,8 @@ class QwenVision(nn.Module):
     def __init__(self, config: QwenVisionConfig, context: ModelContext):
         super().__init__()
         self.config = config
-        values, merged = config.num_channels * config.patch_size**2, config.width * config.merge_size**2
+        values = config.num_channels * config.frames * config.patch_size**2
+        merged = config.width * config.merge_size**2
         self.patch_embed = Linear(values, config.width, bias=False, context=context)
         self.rotary = GridRotary(config.width // config.num_heads, config.theta, alike=True)
         self.blocks = nn.ModuleList(Block(config, context) for _ in range(config.num_layers))
@@ -167,23 +168,28 @@ class QwenVision(nn.Module):
     ) -> Tensor:
         """patches [R, channels · side²], squares [S · merge²]: of which each row is made -> [S, text_width]. `within`:
         the batch as windows."""
-        x, delta, whole = self.patch_embed(patches), None, self.config.whole_layers
+        x, delta, whole = self.patch_embed(self._filmed(patches)), None, self.config.whole_layers
         angles = self.rotary(batch.positions)
         for i, block in enumerate(self.blocks):
             x, delta = block(x, delta, batch if within is None or i in whole else within, angles)
         merged = self.norm(x, delta)[1][squares].view(-1, self.up.in_features)
         return self.down(F.gelu(self.up(merged)))
 
+    def _filmed(self, patches: Tensor) -> Tensor:
+        """[R, channels · side²] -> [R, channels · frames · side²]: an image is each of the frames"""
+        by_channel = patches.view(len(patches), self.config.num_channels, 1, -1)
+        return by_channel.expand(-1, -1, self.config.frames, -1).flatten(1)
+
 
 def rules(config: QwenVisionConfig) -> list[Any]:
     """Returns weight rules of `Qwen2VLForConditionalGeneration`'s and `Qwen2_5_VLForConditionalGeneration`'s visual
     parts."""
-    flat = "an image is each of the frames that a patch spans, whose weights are added"
+    flat = "patches are rows of their values, which the convolution's weights meet in the same order"
     layers = {"norm1": "attention_norm", "norm2": "ffn_norm", "attn.qkv": "attention.qkv", "attn.proj": "attention.out"}
     layers |= {"mlp.down_proj": "ffn.down"} if config.gated else {"mlp.fc1": "ffn.fc1", "mlp.fc2": "ffn.fc2"}
     names = {f"blocks.{{}}.{theirs}": f"blocks.{{}}.{ours}" for theirs, ours in layers.items()}
     names |= {"merger.ln_q": "norm", "merger.mlp.0": "up", "merger.mlp.2": "down"}
-    weight_rules: list[Any] = [Apply("patch_embed.proj.weight", "patch_embed.weight", _one_frame, flat)]
+    weight_rules: list[Any] = [Apply("patch_embed.proj.weight", "patch_embed.weight", lambda x: x.flatten(1), flat)]
     for kind in ("weight", "bias"):
         # RMS norms have no bias
         has = [name for name in names if kind == "weight" or not (config.gated and ("norm" in name or "ln_q" in name))]
@@ -191,11 +197,6 @@ def rules(config: QwenVisionConfig) -> list[Any]:
         gates = [Fuse(f"blocks.{{}}.mlp.{{gate,up}}_proj.{kind}", f"blocks.{{}}.ffn.up.{kind}")]
         weight_rules += gates if config.gated else []
     return weight_rules
-
-
-def _one_frame(x: Tensor) -> Tensor:
-    """[C, channels, frames, side, side] -> [C, channels · side²]"""
-    return x.float().sum(2).to(x.dtype).flatten(1)
 
 
 SPEC = ModelSpec("qwen-vl-vision", QwenVisionConfig, parse, QwenVision, rules)
