@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from PIL import Image as Picture
 
-from tests import tiny
+from tests import qwen_kit, tiny
 from tests.engines import engine_dir
 from tests.parity.cases import parity
 from tests.ranks import with_followers
@@ -13,8 +16,11 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import ConfigError, InputError
+from vlm.convert.folder import convert_folder
+from vlm.errors import ConfigError, EngineError, ImageError, InputError
+from vlm.processing.image_processor import ImageProcessor
 from vlm.requests.image import Image
+from vlm_app.reference.huggingface import in_patches
 
 MARK, VOCAB, NEW = 59, 60, 12
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
@@ -229,3 +235,102 @@ def test_rows_of_images_that_are_apart(case):
     for ids in ([60, 61, 62, 5, 63, 64, 65], [60, 61, 62], [61, 62, 63, 64, 65]):
         with pytest.raises(InputError, match="all rows of an image must stand in the prompt, one after the other"):
             pipe.generate(pixel_values=case.images[0], decoder_prompt_token_ids=ids)
+
+
+# --- pictures and words, as the published processor has them ---
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published")
+    model = qwen_kit.save(folder / "hf")
+    checkpoint = convert_folder(folder / "hf", folder / "checkpoint")
+    return model, qwen_kit.processor(), build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
+
+
+def image_part(picture: Picture.Image) -> dict:
+    return {"type": "image", "image": picture}
+
+
+READ = {"type": "text", "text": "read"}
+CONTENTS = {
+    "a page and words": lambda images: [image_part(images[0]), READ],
+    "several": lambda images: [READ, *map(image_part, images[1:3]), READ, image_part(images[3])],
+    "words alone": lambda images: [READ],
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
+    _, processor, engine = published
+    pipe, content = Pipeline(engine, cpu()), CONTENTS[kind](qwen_kit.pictures())
+    messages = [{"role": "user", "content": content}]
+    images = [part["image"] for part in content if part["type"] == "image"]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    inputs = processor(text=[text], images=images or None, return_tensors="pt")
+    request = pipe.request({"messages": messages})
+    mark, vocab = processor.image_token_id, pipe.config.vocab_size
+    assert [mark if i >= vocab else i for i in request.decoder_prompt_token_ids] == inputs["input_ids"][0].tolist()
+    cut = [in_patches(each.values[None], side=14, merge=2, frames=2) for each in request.images]
+    for name in ("pixel_values", "image_grid_thw") if images else ():
+        torch.testing.assert_close(torch.cat([each[name] for each in cut]), inputs[name], atol=2e-6, rtol=0)
+
+
+def test_conversations_with_several_images(published):
+    model, processor, engine = published
+    pipe, pictures = Pipeline(engine, cpu()), qwen_kit.pictures()
+    chats = [[{"role": "user", "content": CONTENTS["several"](pictures)}],
+             [{"role": "user", "content": [image_part(pictures[1])]}, {"role": "assistant", "content": "w3 "},
+              {"role": "user", "content": [image_part(pictures[2]), READ]}]]  # fmt: skip
+    outs = pipe.generate(
+        [{"messages": each} for each in chats], max_new_tokens=6, do_sample=False, loop_detection=False
+    )
+    for chat, out in zip(chats, outs, strict=True):
+        images = [part["image"] for turn in chat for part in turn["content"] if "image" in part]
+        text = processor.apply_chat_template(chat, add_generation_prompt=True)
+        inputs = processor(text=[text], images=images, return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(
+                **inputs, max_new_tokens=6, do_sample=False, eos_token_id=qwen_kit.ENDS, repetition_penalty=1.05
+            )
+        found = ids[0, inputs["input_ids"].shape[1] :].tolist()
+        assert out.token_ids == found[: len(out.token_ids)] and len(out.token_ids) in (len(found), 6)
+
+
+def test_the_family_writes_what_the_publication_writes():
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from visual_engines.families.qwen_vl import TEMPLATE
+
+    turns = [{"role": "user", "content": [{"type": "image"}, READ]}, {"role": "assistant", "content": "page"}]
+    for messages in (turns, [{"role": "system", "content": "this"}, turns[0]], turns[:1]):
+        rendered = [
+            render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0]
+            for template in (TEMPLATE, qwen_kit.template())
+        ]
+        assert rendered[0] == rendered[1]
+
+
+def test_slivers_and_videos_are_refused(published):
+    pipe = Pipeline(published[2], cpu())
+    with pytest.raises(ImageError, match=r"3 × 700 pixels; this model reads those that are at most 200 times as long"):
+        pipe.generate(images=[Picture.new("RGB", (3, 700))])
+    video = [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]
+    with pytest.raises(InputError, match=r"holds a part of type 'video'; allowed are text and image\."):
+        pipe.generate({"messages": video})
+
+
+LARGE = {
+    "min_pixels": {"min_pixels": 10**12},
+    "max_pixels": {"max_pixels": 10**9},
+    "size": {"size": {"shortest_edge": 3136, "longest_edge": 10**9}},
+    "patch_size": {"patch_size": 10**5},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_settings_that_scale_beyond_all_bounds(name, tmp_path):
+    from visual_engines.families.qwen_vl import QWEN_IMAGES
+
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", **LARGE[name]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(EngineError, match=rf"scales images to more than 4,096 pixels a side \({name}\)"):
+        ImageProcessor.from_dir(tmp_path, (QWEN_IMAGES,))

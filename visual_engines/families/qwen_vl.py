@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import ImageError
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, transform_by
+from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest, transform_by
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 if TYPE_CHECKING:
@@ -66,8 +66,20 @@ def _scale(size: tuple[float, float], settings: Settings) -> float | None:
     return math.sqrt(min(max(pixels, least), most) / pixels)
 
 
+def _sides(settings: Settings) -> dict[str, float]:
+    """Returns the pixels a side of the squares that settings scale to, and of the smallest."""
+    pixels = {name: largest(settings.get(name)) for name in ("size", "min_pixels", "max_pixels")}
+    square = math.prod(settings.get(name) or 1 for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    return {name: math.sqrt(count) for name, count in pixels.items()} | {"patch_size": square}
+
+
 QWEN_IMAGES = ImageProcessorSpec(
-    "Qwen2VLImageProcessor", load=_load, default_settings=_settings, prepare=_checked, scale=_scale
+    "Qwen2VLImageProcessor",
+    load=_load,
+    default_settings=_settings,
+    prepare=_checked,
+    sides=_sides,
+    scale=_scale,
 )
 
 

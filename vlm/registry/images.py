@@ -93,6 +93,17 @@ def _agree(levels: Transform, values: Transform) -> bool:
     return is_exact and torch.allclose(levels.values([probe]), expected, rtol=0.0, atol=LAST_BITS)
 
 
+def largest(size: Any) -> float:
+    """Returns the largest number of a size, which is one or a mapping of several."""
+    values = size.values() if isinstance(size, Mapping) else [size]
+    return max((value for value in values if isinstance(value, int | float)), default=0)
+
+
+def largest_sides(settings: Settings) -> dict[str, float]:
+    """Returns the pixels a side that settings of transformers' scale to."""
+    return {name: largest(settings.get(name)) for name in ("size", "crop_size", "pad_size")}
+
+
 def exact_size(image_size: tuple[int, int]) -> dict[str, Any]:
     """Returns the settings that scale an image to (height, width)."""
     return {"size": {"height": image_size[0], "width": image_size[1]}}
@@ -141,6 +152,7 @@ class ImageProcessorSpec:
     load: Callable[[str, Settings], Transform] = transformers_class  # (name, settings)
     default_settings: Callable[[tuple[int, int]], dict[str, Any]] = exact_size  # of a model without any
     prepare: Callable[[Image.Image, Settings], Image.Image] = pad_sliver  # an image, before the transform
+    sides: Callable[[Settings], dict[str, float]] = largest_sides  # pixels that images are scaled to, by setting
     # how pages are drawn no larger than what is kept of them: the (height, width) of the part of an image that is
     # scaled, and by which factor; None: not known, so that pages are drawn at full size
     content_size: Callable[[Image.Image, Settings], tuple[int, int]] = whole_size
