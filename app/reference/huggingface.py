@@ -65,7 +65,7 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
 def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = None) -> dict[str, Tensor]:
     """Returns what a model takes of images [n, C, H, W], which stand in these ids: with their sizes where its tower
     reads images of any."""
-    tower = getattr(model.config, "vision_config", None)
+    tower: Any = getattr(model.config, "vision_config", None)
     if model.config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         types = {} if input_ids is None else {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
         sizes = {"side": tower.patch_size, "merge": tower.spatial_merge_size, "frames": tower.temporal_patch_size}
