@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import openai
 import pytest
@@ -11,6 +12,7 @@ import vlm
 from tests import qwen_kit, server_kit
 from tests.cli_kit import one_sentence
 from tests.prompted_kit import call
+from visual_engines.families.qwen_vl import PAGE_PROMPTS
 
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
 
@@ -49,6 +51,27 @@ def test_pages_are_read(folder, tmp_path):
     [file] = tmp_path.glob("*.jsonl")
     [page] = map(json.loads, file.read_text().splitlines())
     assert page["text"]
+
+
+def test_pages_are_asked_about_as_published(folder, tmp_path):
+    """By the name of the folder, or as told; and a job goes on with the prompt that it was begun with."""
+    named = folder.parent / "Nanonets-OCR2-3B"
+    shutil.copytree(folder, named)
+    page, texts = folder.parent / "0.png", {}
+    prompts = {"published": [], "told": ["--prompt", "user"], "the same": ["--prompt", PAGE_PROMPTS["Nanonets-OCR"]]}
+    for name, prompt in prompts.items():
+        out = call("ocr", page, "--out", tmp_path / name, "--model", named, "--device", "cpu", "--max-new-tokens", 12,
+                   "--format", "jsonl", "--workers", 0, "--retries", 0, *prompt)  # fmt: skip
+        [file] = (tmp_path / name).glob("*.jsonl")
+        texts[name] = json.loads(file.read_text())["text"]
+    assert texts["published"] == texts["the same"] != texts["told"]
+    out = call("ocr", page, "--out", tmp_path / "told", "--model", named, "--device", "cpu", "--max-new-tokens", 12)
+    assert "prompt" in one_sentence(out)
+
+
+def test_a_prompt_for_a_model_that_takes_none(folder, tmp_path):
+    out = call("ocr", folder.parent / "0.png", "--out", tmp_path, "--model", "mini-nougat", "--prompt", "read")
+    assert "nougat reads pages without being asked; leave it out" in one_sentence(out)
 
 
 def test_what_it_is(folder):

@@ -23,6 +23,25 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# as their publishers have them: olmocr's build_no_anchoring_v4_yaml_prompt, and the card of Nanonets-OCR2
+PAGE_PROMPTS = {
+    "olmOCR-2": (
+        "Attached is one page of a document that you must process. Just return the plain text representation of this"
+        " document as if you were reading it naturally. Convert equations to LateX and tables to HTML.\n"
+        "If there are any figures or charts, label them with the following markdown syntax ![Alt text describing the"
+        " contents of the figure](page_startx_starty_width_height.png)\n"
+        "Return your output as markdown, with a front matter section on top specifying values for the primary_language,"
+        " is_rotation_valid, rotation_correction, is_table, and is_diagram parameters.<image>"
+    ),
+    "Nanonets-OCR": (
+        "Extract the text from the above document as if you were reading it naturally. Return the tables in html"
+        " format. Return the equations in LaTeX representation. If there is an image in the document and image caption"
+        " is not present, add a small description of the image inside the <img></img> tag; otherwise, add the image"
+        " caption inside <img></img>. Watermarks should be wrapped in brackets. Ex: <watermark>OFFICIAL COPY"
+        "</watermark>. Page numbers should be wrapped in brackets. Ex: <page_number>14</page_number> or <page_number>"
+        "9/22</page_number>. Prefer using ☐ and ☑ for check boxes."
+    ),
+}
 SLIMMEST = 200  # longest side over shortest that its processor takes
 LEAST_PIXELS = 56 * 56  # as published; the class itself has fewer at most
 
@@ -127,5 +146,6 @@ QWEN_VL = FamilySpec(
     chat_format=ChatFormat(template=TEMPLATE, placeholder="<|image_pad|>"),
     image_processors=(QWEN_IMAGES,),
     loop_detection=True,
+    page_prompts=PAGE_PROMPTS,
     architectures={"qwen2.5-vl-3b": _qwen25_3b},
 )
