@@ -32,7 +32,7 @@ LEFT_OUT = {
     "meta-llama__Llama-3.1-8B__nxp": "a vendor's configuration of two keys",
     "meta-llama__Meta-Llama-3-8B-Instruct": "a part of a configuration, without model_type",
     "meta-llama__Meta-Llama-3.1-8B-Instruct": "a part of a configuration, without model_type",
-    "opendatalab__MinerU2.5": "a part of a configuration, without model_type",
+    "opendatalab__MinerU2.5": "a part of a configuration, which test_published_vision.py completes",
     "quant__awq_zephyr": "a part of a configuration, without model_type",
 }
 # of a supported model_type, and still refused -> what the sentence says
@@ -165,7 +165,9 @@ SMALL |= {
     "llava": Small({}, parts={"vision_config": "clip_vision_model", "text_config": "llama"},
                    model="LlavaForConditionalGeneration"),
     **dict.fromkeys(("lighton_ocr", "mistral3"), _LIGHTON),
-    "qwen2_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, model="Qwen2VLForConditionalGeneration"),
+    "qwen2_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, parts={"text_config": "qwen2_vl_text"},
+                      model="Qwen2VLForConditionalGeneration"),
+    "qwen2_vl_text": Small(_QWEN_VL, _QWEN_VL_PRESENT),
     "qwen2_5_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, parts={"text_config": "qwen2_5_vl_text"},
                         model="Qwen2_5_VLForConditionalGeneration"),
     "qwen2_5_vl_text": Small(_QWEN_VL, _QWEN_VL_PRESENT),

@@ -37,11 +37,15 @@ MISTRAL = {"_name_or_path": "mistralai/Mistral-7B-v0.1", "architectures": ["Mist
 OPT = {"_name_or_path": "facebook/opt-2.7b", "activation_dropout": 0.0, "architectures": ["OPTForCausalLM"],
        "eos_token_id": 50118, "hidden_size": 2560, "model_type": "opt", "prefix": "</s>", "torch_dtype": "float16",
        "word_embed_proj_dim": 2560}  # fmt: skip
+# what its part of a configuration lacks
+MINERU = {"model_type": "qwen2_vl", "video_token_id": 151656, "vision_end_token_id": 151653,
+          "vision_config": {"embed_dim": 1280, "hidden_size": 896, "spatial_merge_size": 2}}  # fmt: skip
 # what other publications of these families say: llava-hf's bakLlava, LLaVA over SigLIP, Salesforce's blip2-opt-2.7b
 VARIANTS = {
     "bakLlava": (LLAVA, {"text_config": MISTRAL, "image_seq_length": 576, "author": "someone"}),
     "SigLIP": (LLAVA, {"vision_config": SIGLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
                        "multimodal_projector_bias": False, "projector_hidden_act": "gelu_pytorch_tanh"}),
+    "MinerU2.5": ("opendatalab__MinerU2.5", MINERU),
     "two layers": (LLAVA, {"vision_feature_layer": [-2, 1], "image_token_id": 32000, "tie_word_embeddings": True}),
     "blip2-opt": (BLIP2, {"text_config": OPT, "image_token_index": 50265, "image_text_hidden_size": 256,
                           "vision_config": {"dropout": 0.0, "initializer_factor": 1.0, "num_channels": 3,
