@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
-from tests import tiny
+from tests import families, tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
@@ -81,8 +81,8 @@ class AdaptedVision(Adapted):
         pipe = self.pipeline()
         visual = pipe.llm.encoders.visual.config
         self.has_encoder = pipe.llm.encoders.encoder is not None
-        self.rows, generator = visual.num_features, torch.Generator().manual_seed(1)
-        self.images = torch.randn(2, 3, *visual.image_size, generator=generator)
+        size, generator = families.image_size(visual), torch.Generator().manual_seed(1)
+        self.rows, self.images = visual.rows_of(*size), torch.randn(2, 3, *size, generator=generator)
         self.cases = [(name, image) for image in range(2) for name in self.names]
 
     @property
@@ -100,7 +100,7 @@ def answer(model, pixels: torch.Tensor, rows: int, new: int, *, has_encoder: boo
     """Hugging Face's tokens about an image of so many rows."""
     ids = torch.tensor([[59] * rows + QUESTION])
     options = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": new}
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **image_inputs(model, pixels)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **image_inputs(model, pixels, ids)}
     out = model.generate(**inputs, **options)[0].tolist()[1 if has_encoder else ids.shape[1] :]
     return out[: out.index(2) + 1] if 2 in out else out
 

@@ -32,7 +32,7 @@ LEFT_OUT = {
     "meta-llama__Llama-3.1-8B__nxp": "a vendor's configuration of two keys",
     "meta-llama__Meta-Llama-3-8B-Instruct": "a part of a configuration, without model_type",
     "meta-llama__Meta-Llama-3.1-8B-Instruct": "a part of a configuration, without model_type",
-    "opendatalab__MinerU2.5": "a part of a configuration, without model_type",
+    "opendatalab__MinerU2.5": "a part of a configuration, which test_published_vision.py completes",
     "quant__awq_zephyr": "a part of a configuration, without model_type",
 }
 # of a supported model_type, and still refused -> what the sentence says
@@ -138,6 +138,21 @@ _QUERIES = {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 3, 
             "encoder_hidden_size": 24}  # fmt: skip
 _LIGHTON = Small({}, parts={"vision_config": "pixtral", "text_config": "qwen3"},
                  model="LightOnOcrForConditionalGeneration")  # fmt: skip
+_QWEN_VL = _LLAMA | {"hidden_size": 64}  # heads of 16: frequencies of each axis
+_QWEN_VL_PRESENT = _LLAMA_PRESENT | {
+    "layer_types": lambda config: config["layer_types"][:2],
+    "rope_scaling": lambda config: config["rope_scaling"] | {"mrope_section": [2, 3, 3]},
+    "vision_config": lambda config: config["vision_config"] | _qwen_tower(config["vision_config"]),
+}
+
+
+def _qwen_tower(config: Config) -> Config:
+    """Sizes of a small tower, under the names of the first's or the second's."""
+    first = {"embed_dim": 24, "hidden_size": 64}
+    second = {"hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 64, "fullatt_block_indexes": [1]}
+    return {"depth": 3, "num_heads": 3} | (first if "embed_dim" in config else second)
+
+
 SMALL |= {
     "clip_vision_model": Small(_VIT),
     "siglip_vision_model": Small(_VIT),
@@ -150,13 +165,21 @@ SMALL |= {
     "llava": Small({}, parts={"vision_config": "clip_vision_model", "text_config": "llama"},
                    model="LlavaForConditionalGeneration"),
     **dict.fromkeys(("lighton_ocr", "mistral3"), _LIGHTON),
+    "qwen2_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, parts={"text_config": "qwen2_vl_text"},
+                      model="Qwen2VLForConditionalGeneration"),
+    "qwen2_vl_text": Small(_QWEN_VL, _QWEN_VL_PRESENT),
+    "qwen2_5_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, parts={"text_config": "qwen2_5_vl_text"},
+                        model="Qwen2_5_VLForConditionalGeneration"),
+    "qwen2_5_vl_text": Small(_QWEN_VL, _QWEN_VL_PRESENT),
     "blip-2": Small({"num_query_tokens": 5}, model="Blip2ForConditionalGeneration", parts={
         "vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer", "text_config": "opt"}),
     "vision-encoder-decoder": Small({}, parts={"encoder": "donut-swin", "decoder": "mbart"},
                                     model="VisionEncoderDecoderModel"),
 }  # fmt: skip
 # the cases of these stand in test_published_vision.py
-VISUAL = ("blip-2", "lighton_ocr", "llava", "llava_llama", "mistral3", "vision-encoder-decoder")
+VISUAL = (
+    "blip-2", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl", "vision-encoder-decoder"
+)  # fmt: skip
 
 
 def reduced(config: Config, model_type: str = "") -> Config:
@@ -277,6 +300,9 @@ _OLD_LLAVA = Layout(shards=3, dtype=torch.float16, renamed={
     "model.vision_tower.": "vision_tower.vision_model.",
     "model.multi_modal_projector.": "multi_modal_projector.",
 })  # fmt: skip
+_OLD_QWEN_VL = Layout(
+    shards=2, dtype=torch.bfloat16, renamed={"model.language_model.": "model.", "model.visual.": "visual."}
+)
 # publications of older layouts; all others: today's safetensors
 LAYOUTS = {
     "Helsinki-NLP__opus-mt-en-zh": _OLD_BART,
@@ -306,6 +332,9 @@ LAYOUTS = {
     "mistralai__Mistral-7B-v0.1": Layout(shards=2, dtype=torch.bfloat16),
     "openai-community__gpt2": _OLD_GPT2,
     "openai-community__gpt2-xl": _OLD_GPT2,
+    "Qwen__Qwen2-VL-2B-Instruct": _OLD_QWEN_VL,
+    "Qwen__Qwen2.5-VL-3B-Instruct": _OLD_QWEN_VL,
+    "Qwen__Qwen2.5-VL-7B-Instruct": _OLD_QWEN_VL,
     "Salesforce__blip2-flan-t5-xl": Layout(shards=2),
 }
 

@@ -35,8 +35,12 @@ from transformers import (
     OPTForCausalLM,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     SiglipVisionConfig,
@@ -391,3 +395,27 @@ def lighton_ocr(seed: int = 0, spread: float = 0.3, tower: dict | None = None, t
     )
     torch.manual_seed(seed)
     return pull_apart(LightOnOcrForConditionalGeneration(config), seed, spread, end=2)
+
+
+def qwen_vl(
+    seed: int = 0, spread: float = 0.3, *, second: bool = True, tower: dict | None = None, text: dict | None = None,
+    **options,
+):  # fmt: skip
+    """Random Qwen2VLForConditionalGeneration, or the `second`'s; id 59 is the image's placeholder."""
+    first = (Qwen2VLConfig, Qwen2VLForConditionalGeneration)
+    kind, model = (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration) if second else first
+    shape = {"depth": 4, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    if second:
+        shape |= {"hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 32, "window_size": 16,
+                  "fullatt_block_indexes": [1, 3]}  # fmt: skip
+    else:
+        shape |= {"embed_dim": 24, "mlp_ratio": 2, "hidden_size": 32}
+    words = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}}  # fmt: skip
+    names = {"image_token_id": 59, "video_token_id": 58, "vision_start_token_id": 57, "vision_end_token_id": 56}
+    parts = {"vision_config": shape | (tower or {}), "text_config": words | (text or {})}
+    config = kind(**parts | names | {"tie_word_embeddings": True} | options)
+    torch.manual_seed(seed)
+    return pull_apart(model(config), seed, spread, end=2)

@@ -71,6 +71,28 @@ def window_reverse(windows: Tensor, rows: int, columns: int) -> Tensor:
     return x.transpose(2, 3).reshape(-1, rows, columns, channels)
 
 
+class GridRotary(nn.Module):
+    """Turns rows and columns into cosines and sines, the rows' frequencies before the columns'. Call `init_buffers`
+    before.
+
+    Of a head's frequencies the even ones are the rows' and the odd ones the columns', or with `alike` the even ones
+    both's.
+    """
+
+    def __init__(self, head_dim: int, theta: float, *, alike: bool = False):
+        super().__init__()
+        self.head_dim, self.theta, self.alike = head_dim, theta, alike
+
+    def init_buffers(self, device: torch.device) -> None:
+        inverse = 1.0 / self.theta ** (torch.arange(0, self.head_dim, 2).float() / self.head_dim)
+        self.inverse = torch.stack((inverse[0::2], inverse[int(not self.alike) :: 2])).to(device)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Returns the cosines and sines [R, 2, head_dim / 2] float32 of positions [2, R]."""
+        angles = (positions[:, :, None].float() * self.inverse[:, None]).transpose(0, 1).flatten(1)
+        return torch.stack((angles.cos(), angles.sin()), 1)
+
+
 class Mlp(nn.Module):
     """Computes fc2(activation(fc1(x))), under timm's names. `activation`: a name of ACTIVATIONS."""
 

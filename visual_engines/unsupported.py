@@ -66,8 +66,6 @@ MODEL_TYPES = {
     "phi3_v": ("Phi-3 Vision", ASK),
     "pix2struct": ("Pix2Struct", READ),
     "pp_formulanet": ("PP-FormulaNet", READ),
-    "qwen2_vl": ("Qwen2-VL or MinerU 2.5", f"{ASK}; {READ}"),
-    "qwen2_5_vl": ("Qwen2.5-VL or olmOCR", f"{ASK}; {READ}"),
     "qwen3_vl": ("Qwen3-VL", ASK),
     "qwen3_vl_moe": ("Qwen3-VL", ASK),
     "smolvlm": ("SmolVLM", ASK),

@@ -85,6 +85,11 @@ class ModelConfig(Config):
         return self.hidden_size
 
     @property
+    def position_axes(self) -> int:
+        """Returns how many numbers a token's position is; several where rows of images stand in a plane."""
+        return 1
+
+    @property
     def cross_attention(self) -> bool:
         """Says whether it looks at an encoder's output. A decoder alone does not."""
         return True
@@ -140,7 +145,7 @@ class VisionConfig(Config):
         return self.num_features
 
     def grid_of(self, height: int, width: int) -> tuple[int, ...] | None:
-        """Returns the patches of such an image, (t, h, w) or (h, w), where the decoder's positions need them."""
+        """Returns how the rows of such an image lie, (down, across), where anything depends on it."""
         return None
 
     @property

@@ -18,6 +18,8 @@ WITH_IMAGES = {  # model_type -> class
     "blip-2": "Blip2ForConditionalGeneration",
     "lighton_ocr": "LightOnOcrForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
 }
 
@@ -60,10 +62,25 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
     return getattr(transformers, WITH_IMAGES.get(config.model_type, rest))
 
 
-def image_inputs(model: Any, pixel_values: Tensor) -> dict[str, Tensor]:
-    """Returns what a model takes of images [n, C, H, W]: with their sizes where its tower reads images of any."""
-    tower = getattr(model.config, "vision_config", None)
+def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = None) -> dict[str, Tensor]:
+    """Returns what a model takes of images [n, C, H, W], which stand in these ids: with their sizes where its tower
+    reads images of any."""
+    tower: Any = getattr(model.config, "vision_config", None)
+    if model.config.model_type in ("qwen2_vl", "qwen2_5_vl"):
+        types = {} if input_ids is None else {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
+        sizes = {"side": tower.patch_size, "merge": tower.spatial_merge_size, "frames": tower.temporal_patch_size}
+        return {**in_patches(pixel_values, **sizes), **types}
     if getattr(tower, "model_type", None) != "pixtral":
         return {"pixel_values": pixel_values}
     sizes = pixel_values.new_tensor(pixel_values.shape[2:]).long().expand(len(pixel_values), -1)
     return {"pixel_values": pixel_values, "image_sizes": sizes}
+
+
+def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> dict[str, Tensor]:
+    """Returns images [n, C, H, W] as Qwen2-VL's image processor cuts them: square by square, for each frame."""
+    count, channels, *size = pixel_values.shape
+    down, across = (length // (side * merge) for length in size)
+    x = pixel_values.view(count, channels, down, merge, side, across, merge, side).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    x = x.unsqueeze(6).expand(*x.shape[:6], frames, side, side)
+    grid = x.new_tensor([1, down * merge, across * merge]).long().expand(count, -1)
+    return {"pixel_values": x.reshape(-1, channels * frames * side**2), "image_grid_thw": grid}

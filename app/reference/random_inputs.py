@@ -40,13 +40,14 @@ class RandomInputs:
         return inputs + (self._with_images(self.visual, texts[0]) if self.visual is not None else [])
 
     def _with_images(self, visual: VisionConfig, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
-        """Returns a text after one image and after two, as far as they fit."""
-        inputs = []
-        for images in (1, 2):
-            rows = list(range(self.vocab, self.vocab + images * visual.rows_of(*visual.usual_size)))
-            if len(rows) + len(ids) <= self.room:
+        """Returns a text after one image and around a second, as far as they fit. Words stand between images: some of
+        transformers' classes take two side by side for one."""
+        inputs, rows = [], visual.rows_of(*visual.usual_size)
+        first, second = (list(range(self.vocab + i * rows, self.vocab + (i + 1) * rows)) for i in range(2))
+        for images, prompt in ((1, [*first, *ids]), (2, [*first, *ids[:2], *second, *ids[2:]])):
+            if len(prompt) <= self.room:
                 name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
-                inputs.append((name, {self.key: rows + ids, "pixel_values": self._pixels(visual, images)}))
+                inputs.append((name, {self.key: prompt, "pixel_values": self._pixels(visual, images)}))
         return inputs
 
     def _pixels(self, visual: VisionConfig, images: int) -> Tensor:

@@ -78,9 +78,7 @@ class Reference:
         prompt, after = list(request.decoder_prompt_token_ids), after or []
         inputs: dict[str, Any] = {}
         model, pixels = self.model, self._pixels(request)
-        if pixels is not None:
-            inputs |= image_inputs(self.model, pixels)
-        elif hasattr(model, "qformer"):
+        if pixels is None and hasattr(model, "qformer"):
             model = model.language_model
         if self.encoder_decoder:
             inputs["decoder_input_ids"] = self._tensor([*prompt, *after])
@@ -88,7 +86,7 @@ class Reference:
                 inputs |= self._chat_inputs(model, request, list(request.encoder_input_ids))
         else:
             inputs |= self._chat_inputs(model, request, [*prompt, *after])
-        return model, inputs
+        return model, inputs if pixels is None else inputs | image_inputs(model, pixels, inputs.get("input_ids"))
 
     def _chat_inputs(self, model: Any, request: Request, ids: list[int]) -> dict[str, Tensor]:
         """Returns ids with placeholders for the images' rows; embeddings where a prompt table is among them."""

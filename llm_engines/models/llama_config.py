@@ -1,14 +1,16 @@
-"""Configurations of LLaMA-shaped decoders, as Hugging Face's classes of `llama`, `mistral`, `qwen2` and `qwen3` read
-them."""
+"""Configurations of LLaMA-shaped decoders, as Hugging Face's classes of `llama`, `mistral`, `qwen2`, `qwen3` and of the
+text of `qwen2_vl` and `qwen2_5_vl` read them."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
-from vlm.layers.rotary import RotaryConfig
+from vlm.errors import ConfigError
+from vlm.layers.rotary import AXES, RotaryConfig
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class LlamaConfig(ModelConfig):
         return self.kv_heads
 
     @property
+    def position_axes(self) -> int:
+        return AXES if self.rotary.sections else 1
+
+    @property
     def cross_attention(self) -> bool:
         return False
 
@@ -50,6 +56,9 @@ class Kind:
     """What a class reads where its configuration says nothing, and what it does not read."""
 
     vocab: int = 32000
+    hidden: int = 4096
+    layers: int = 32
+    heads: int = 32
     ffn: int = 11008
     kv_heads: int | None = None  # None: as many as of queries
     head_dim: int | None = None  # None: the hidden size, divided among the heads
@@ -59,24 +68,33 @@ class Kind:
     out_bias: bool | None = None
     mlp_bias: bool | None = False
     qk_norm: bool = False
+    norm_eps: float = 1e-6
+    sections: tuple[int, ...] = ()  # of frequencies, where positions have several axes
 
 
+_QWEN_VL = Kind(
+    152064, 8192, 80, 64, 29568, 8, ids=(151643, 151645), positions=32768, attention_bias=True, out_bias=False,
+    norm_eps=1e-5, sections=(16, 24, 24),
+)  # fmt: skip
 KINDS = {
     "llama": Kind(mlp_bias=None),
     "mistral": Kind(ffn=14336, kv_heads=8, positions=4096 * 32, attention_bias=False, out_bias=False),
-    "qwen2": Kind(151936, 22016, 32, positions=32768, ids=(-1, -1), attention_bias=True, out_bias=False),
-    "qwen3": Kind(151936, 22016, 32, 128, positions=32768, ids=(-1, -1), qk_norm=True),
+    "qwen2": Kind(151936, ffn=22016, kv_heads=32, positions=32768, ids=(-1, -1), attention_bias=True, out_bias=False),
+    "qwen3": Kind(151936, ffn=22016, kv_heads=32, head_dim=128, positions=32768, ids=(-1, -1), qk_norm=True),
+    "qwen2_vl": _QWEN_VL,
+    "qwen2_5_vl": _QWEN_VL,
 }
 
 
 def parse(hf: dict[str, Any]) -> LlamaConfig:
     """Returns the LlamaConfig of a Hugging Face configuration of these kinds; ConfigError names every key that it
     cannot honour."""
+    hf = _whole_text(hf)
     reader = ConfigReader(hf, "LLaMA")
     name = reader.choice("model_type", KINDS, default="llama")
     kind = KINDS.get(name, KINDS["llama"])
-    hidden, heads = reader.size("hidden_size", 4096), reader.size("num_attention_heads", 32)
-    layers = reader.size("num_hidden_layers", 32)
+    hidden, heads = reader.size("hidden_size", kind.hidden), reader.size("num_attention_heads", kind.heads)
+    layers = reader.size("num_hidden_layers", kind.layers)
     head_size = reader.size("head_dim", kind.head_dim or hidden // heads)
     # null stands for as many as of queries, and absence in some classes for a number
     kv_heads = reader.size("num_key_value_heads", heads if "num_key_value_heads" in hf else kind.kv_heads or heads)
@@ -91,9 +109,9 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
         "kv_heads": kv_heads,
         "head_size": head_size,
         "ffn_size": reader.size("intermediate_size", kind.ffn),
-        "rotary": RotaryConfig.parse(hf, head_size, positions),
+        "rotary": _rotary(hf, head_size, positions, kind.sections),
         "activation": reader.activation("hidden_act", "silu"),
-        "norm_eps": reader.get("rms_norm_eps", 1e-6),
+        "norm_eps": reader.get("rms_norm_eps", kind.norm_eps),
         "tied": bool(reader.get("tie_word_embeddings", False)),
         "attention_bias": bias if kind.attention_bias is None else kind.attention_bias,
         "out_bias": bias if kind.out_bias is None else kind.out_bias,
@@ -110,6 +128,29 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(**config)
 
 
+def _whole_text(hf: dict[str, Any]) -> dict[str, Any]:
+    """Returns the text's part of a whole Qwen-VL configuration, which older ones have beside the tower's."""
+    if not str(hf.get("model_type")).endswith("_vl"):
+        return hf
+    text = hf.get("text_config") or hf
+    tied = bool(hf.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    return text | {"model_type": hf["model_type"], "tie_word_embeddings": tied}
+
+
+def _rotary(hf: dict[str, Any], head_size: int, positions: int, sections: tuple[int, ...]) -> RotaryConfig:
+    """Reads rotary positions, of several axes where a class has `sections` by default."""
+    if not sections:
+        return RotaryConfig.parse(hf, head_size, positions)
+    said = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+    if (said.get("rope_type") or said.get("type")) == "mrope":
+        said["rope_type"] = "default"
+    found = tuple(said.get("mrope_section") or sections)
+    if 2 * sum(found) != head_size:
+        raise ConfigError(f"mrope_section is {list(found)}, which must add up to half of head_dim {head_size}.")
+    plain = RotaryConfig.parse(hf | {"rope_scaling": said}, head_size, positions, 1000000.0)
+    return dataclasses.replace(plain, sections=found)
+
+
 def _reach(hf: dict[str, Any], positions: int) -> int | None:
     """Returns how far Mistral's attention looks back. The window holds the token itself; absent it is 4096, null is
     none, and one that holds all positions is as good as none."""
@@ -123,5 +164,6 @@ def _qwen_window(hf: dict[str, Any], kind: str, layers: int) -> int | None:
     if not kind.startswith("qwen") or not hf.get("use_sliding_window"):
         return None
     kinds = hf.get("layer_types")
-    slides = "sliding_attention" in kinds if kinds else hf.get("max_window_layers", 28) < layers
+    from_layer = hf.get("max_window_layers", 80 if kind.endswith("_vl") else 28)
+    slides = "sliding_attention" in kinds if kinds else from_layer < layers
     return hf.get("sliding_window", 4096) if slides else None

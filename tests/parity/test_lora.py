@@ -38,6 +38,7 @@ EVERY = LANGUAGE.format("q|k|v|o|wi_[01]|wo|[a-z]+_proj|fc[12]")
 VISION = {
     "llava": (lambda: tiny.llava(seed=3), "q_proj|v_proj", "up_proj|down_proj"),
     "lighton-ocr": (lambda: tiny.lighton_ocr(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
+    "qwen-vl": (lambda: tiny.qwen_vl(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
     "blip2-opt": (lambda: tiny.blip2("opt", seed=1), "q_proj|k_proj", "fc1|fc2"),
     "blip2-t5": (lambda: tiny.blip2("t5", seed=7, spread=0.4), "q|v", "wi_0|wo"),
 }

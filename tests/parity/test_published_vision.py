@@ -12,11 +12,13 @@ from PIL import Image
 from transformers import AutoImageProcessor, GenerationConfig
 
 from tests import published_kit as kit
+from tests.families import image_size
 from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline, plain  # noqa: F401 - a fixture
 from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.registry.catalogs import match_family
+from vlm_app.reference.huggingface import image_inputs, in_patches
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
@@ -25,7 +27,7 @@ PROMPTS = ([0, 5, 9, 33, 7], [0, 40, 41])  # 0: the image
 OWN_FORMS = ("liuhaotian__llava-v1.5-7b", "Efficient-Large-Model__VILA1.5-3b")
 MODELS = [name for name in kit.supported(*kit.VISUAL) if name not in OWN_FORMS]
 # the layouts of other releases
-NEWER = {"llava-hf__llava-1.5-7b-hf": kit.Layout()}
+NEWER = {"llava-hf__llava-1.5-7b-hf": kit.Layout(), "Qwen__Qwen2.5-VL-7B-Instruct": kit.Layout()}
 LLAVA, BLIP2 = "llava-hf__llava-1.5-7b-hf", "Salesforce__blip2-flan-t5-xl"
 SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 14, "vision_use_head": False}
 MISTRAL = {"_name_or_path": "mistralai/Mistral-7B-v0.1", "architectures": ["MistralForCausalLM"],
@@ -35,11 +37,15 @@ MISTRAL = {"_name_or_path": "mistralai/Mistral-7B-v0.1", "architectures": ["Mist
 OPT = {"_name_or_path": "facebook/opt-2.7b", "activation_dropout": 0.0, "architectures": ["OPTForCausalLM"],
        "eos_token_id": 50118, "hidden_size": 2560, "model_type": "opt", "prefix": "</s>", "torch_dtype": "float16",
        "word_embed_proj_dim": 2560}  # fmt: skip
+# what its part of a configuration lacks
+MINERU = {"model_type": "qwen2_vl", "video_token_id": 151656, "vision_end_token_id": 151653,
+          "vision_config": {"embed_dim": 1280, "hidden_size": 896, "spatial_merge_size": 2}}  # fmt: skip
 # what other publications of these families say: llava-hf's bakLlava, LLaVA over SigLIP, Salesforce's blip2-opt-2.7b
 VARIANTS = {
     "bakLlava": (LLAVA, {"text_config": MISTRAL, "image_seq_length": 576, "author": "someone"}),
     "SigLIP": (LLAVA, {"vision_config": SIGLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
                        "multimodal_projector_bias": False, "projector_hidden_act": "gelu_pytorch_tanh"}),
+    "MinerU2.5": ("opendatalab__MinerU2.5", MINERU),
     "two layers": (LLAVA, {"vision_feature_layer": [-2, 1], "image_token_id": 32000, "tie_word_embeddings": True}),
     "blip2-opt": (BLIP2, {"text_config": OPT, "image_token_index": 50265, "image_text_hidden_size": 256,
                           "vision_config": {"dropout": 0.0, "initializer_factor": 1.0, "num_channels": 3,
@@ -65,25 +71,24 @@ class Case:
         self.engine = engine_of(folder)
         self.pipe = pipeline(self.engine)
         self.visual = self.pipe.llm.encoders.visual.config
-        size = (2, 3, *self.visual.image_size)
-        self.images = torch.randn(size, generator=torch.Generator().manual_seed(1))
+        self.size = image_size(self.visual)
+        self.images = torch.randn(2, 3, *self.size, generator=torch.Generator().manual_seed(1))
         self.asked = self.pipe.family.chat_format is not None
         self.encoder = self.pipe.llm.encoders.encoder is not None
 
     def theirs(self, i: int) -> dict:
         if not self.asked:
             return {"pixel_values": self.images[i : i + 1]}
-        config, rows = self.model.config, self.visual.num_features
+        config, rows = self.model.config, self.visual.rows_of(*self.size)
         token = getattr(config, "image_token_index", None) or config.image_token_id
         ids = torch.tensor([[t for token_ in PROMPTS[i] for t in ([token] * rows if token_ == 0 else [token_])]])
-        sizes = {} if self.visual.fixed_size else {"image_sizes": torch.tensor([self.visual.image_size])}
-        pixels = {"pixel_values": self.images[i : i + 1], **sizes}
+        pixels = image_inputs(self.model, self.images[i : i + 1], ids)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
 
     def ours(self, i: int) -> dict:
         if not self.asked:
             return {"pixel_values": self.images[i]}
-        rows = range(kit.VOCAB, kit.VOCAB + self.visual.num_features)
+        rows = range(kit.VOCAB, kit.VOCAB + self.visual.rows_of(*self.size))
         ids = [t for token in PROMPTS[i] for t in (rows if token == 0 else [token])]
         name = "encoder_input_ids" if self.encoder else "decoder_prompt_token_ids"
         return {name: ids, "pixel_values": self.images[i]}
@@ -141,7 +146,11 @@ def test_pixels(name, tmp_path):
     random = np.random.default_rng(0)
     for size in ((300, 400), (500, 120), (64, 64)):
         image = Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8))
-        assert torch.equal(ours([image]), theirs([image], return_tensors="pt")["pixel_values"]), size
+        found, expected = ours([image]), theirs([image], return_tensors="pt")["pixel_values"]
+        if hasattr(theirs, "merge_size"):
+            sizes = {"side": theirs.patch_size, "merge": theirs.merge_size, "frames": theirs.temporal_patch_size}
+            found = in_patches(found, **sizes)["pixel_values"]
+        assert torch.equal(found, expected), size
 
 
 KIN = {

@@ -11,6 +11,7 @@ import torch
 
 from tests import tiny
 from tests.fairseq_kit import Published
+from tests.families import image_size
 from tests.parity.test_vila import Vila
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
@@ -34,6 +35,7 @@ MODELS = {
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
     "lighton-ocr": lambda: tiny.lighton_ocr(seed=1),
+    "qwen-vl": lambda: tiny.qwen_vl(seed=1, spread=0.2),
     "blip2-opt": lambda: tiny.blip2("opt", seed=1),
     "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.3),
 }
@@ -60,8 +62,9 @@ def inputs(pipe: Pipeline) -> list[dict]:
         if vision is None:
             found.append({pipe.capabilities.id_field: ids})
             continue
-        pixels = torch.randn(vision.num_channels, *vision.image_size, generator=generator)
-        rows = range(pipe.config.vocab_size, pipe.config.vocab_size + vision.num_features)
+        size = image_size(vision)
+        pixels = torch.randn(vision.num_channels, *size, generator=generator)
+        rows = range(pipe.config.vocab_size, pipe.config.vocab_size + vision.rows_of(*size))
         prompt = {pipe.capabilities.id_field: [*rows, *ids]} if pipe.capabilities.takes_prompt else {}
         found.append({"pixel_values": pixels, **prompt})
     return found
@@ -146,6 +149,7 @@ SEPARATE = {
     "starcoder": {GROUPS, GELU},
     "llava": {GROUPS, HEAD, "visual.up", "visual.down", "visual.tower.blocks.*.mlp.fc2"},
     "lighton-ocr": {GROUPS, "visual.tower.patch_embed", "visual.merge", "visual.down"},
+    "qwen-vl": {GROUPS, "visual.patch_embed", "visual.up", "visual.down"},
     "blip2-opt": QFORMER,
     "blip2-t5": {CROSS, *QFORMER},
     "vila": {HEAD, "visual.linears.*", "visual.tower.blocks.*.mlp.fc2"},

@@ -29,7 +29,8 @@ def delta(*token_ids: int, reason: str | None = None, of: int = 0):
 @pytest.fixture
 def clock(monkeypatch):
     times = iter((0.0, 0.25, 2.25))
-    monkeypatch.setattr("vlm_app.demo.answers.time.perf_counter", lambda: next(times))
+    # not the module's own clock, which other threads ask, too
+    monkeypatch.setattr("vlm_app.demo.answers.time", SimpleNamespace(perf_counter=lambda: next(times)))
     return Clock()
 
 

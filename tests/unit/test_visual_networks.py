@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests import tiny
+from tests.families import image_size
 from visual_engines.catalog import MODELS
 from vlm.executor.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext
@@ -28,6 +29,7 @@ CONFIGS = {
     "lighton-ocr-vision": lambda: tiny.lighton_ocr(seed=1).config.to_dict(),
     "llava-vision": lambda: tiny.llava(seed=3).config.to_dict(),
     "blip2-vision": lambda: tiny.blip2("opt", seed=1).config.to_dict(),
+    "qwen-vl-vision": lambda: tiny.qwen_vl().config.to_dict(),
     "vila-vision": lambda: VILA,
     "vit": lambda: tiny.trocr(encoder={"deit": True}).config.encoder.to_dict(),
 }
@@ -61,14 +63,14 @@ def test_the_context_reaches_every_matrix_product(name):
     weights = {key: torch.randn(x.shape, generator=generator) * 0.2 for key, x in plain.state_dict().items()}
     turned = {_kept(key, linears): x.t() if _kept(key, linears) != key else x for key, x in weights.items()}
     assert sum(key.endswith(".kept") for key in turned) == len(linears) > 0
-    pixels = torch.randn(2, config.num_channels, *config.image_size, generator=generator)
+    pixels = torch.randn(2, config.num_channels, *image_size(config), generator=generator)
     found = []
     for network, state in ((plain, weights), (kept, turned)):
         network.load_state_dict(state, strict=True, assign=True)
         if hasattr(network, "init_buffers"):
             network.init_buffers(torch.device("cpu"))
         found.append(features_of(network, pixels))
-    assert found[0].shape == (2, config.rows_of(*config.image_size), config.hidden_size)
+    assert found[0].shape == (2, config.rows_of(*image_size(config)), config.hidden_size)
     torch.testing.assert_close(found[1], found[0])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visual_engines.layers import GridRotary
 from vlm.config import Config
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Fuse, Rename
@@ -70,24 +71,6 @@ def parse(hf: dict[str, Any]) -> PixtralConfig:
 def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
     """Reads (height, width)."""
     return (value[0], value[1]) if isinstance(value, list | tuple) else (value, value)
-
-
-class GridRotary(nn.Module):
-    """Turns rows and columns into cosines and sines: of a head's frequencies the even ones are the rows', the odd ones
-    the columns'. Call `init_buffers` before."""
-
-    def __init__(self, head_dim: int, theta: float):
-        super().__init__()
-        self.head_dim, self.theta = head_dim, theta
-
-    def init_buffers(self, device: torch.device) -> None:
-        inverse = 1.0 / self.theta ** (torch.arange(0, self.head_dim, 2).float() / self.head_dim)
-        self.inverse = torch.stack((inverse[0::2], inverse[1::2])).to(device)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """Returns the cosines and sines [R, 2, head_dim / 2] float32 of positions [2, R]."""
-        angles = (positions[:, :, None].float() * self.inverse[:, None]).transpose(0, 1).flatten(1)
-        return torch.stack((angles.cos(), angles.sin()), 1)
 
 
 class Block(nn.Module):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, LimitError
+from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import content_keys
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -44,9 +45,12 @@ class Admission:
             number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table,
             max_drafts=self._max_drafts(params),
         )  # fmt: skip
+        first_row = self.config.vocab_size + len(request.prompt_table or ())
         if request.images and self.encoder is None and self.vision is not None:
             sequence.image_token_id = self.vision.image_token_id
-            sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())
+            sequence.first_image_row = first_row
+        if self.config.position_axes > 1:
+            sequence.positions = Positions.from_prompt(tokens, request.images, first_row)
         return sequence
 
     def _max_drafts(self, params: SamplingParams) -> int:

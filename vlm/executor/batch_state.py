@@ -46,6 +46,7 @@ class BatchState:
         dtype: torch.dtype = torch.float32,
         adapters: AdapterCache | None = None,
         max_source_len: int = 0,
+        position_axes: int = 1,
     ):
         """`max_source_len`: tokens of a text that drafts are looked up in beside a sequence's own."""
         self.padding_slot, self.device = num_slots, device
@@ -74,6 +75,8 @@ class BatchState:
         self.rules = RuleTable(self.padding_slot, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
+        # by how much positions differ from places: the last token's of a prompt, and those after it
+        self.position_deltas = ints(2, position_axes) if position_axes > 1 else None
         self.adapter_ids = ints() + NO_ADAPTER  # their slots in the banks
         # the embedding of a prompt's last token where that is a row of its table
         self.last_prompt_embed = torch.zeros(size, embedding_size, dtype=dtype, device=device)
@@ -83,6 +86,15 @@ class BatchState:
     def layout(self, with_rules: bool) -> tuple[int, ...]:
         """Returns the sizes of what grows with the requests: another one means other addresses, and another graph."""
         return (self.slots.stop_ids.shape[1], *(self.rules.capacity if with_rules else ()))
+
+    def axes_of(self, slots: Tensor, places: Tensor) -> Tensor | None:
+        """Returns the positions [axes, R] of a decode step's rows, by their slots and places in their sequences [R];
+        None where positions have one axis."""
+        if self.position_deltas is None:
+            return None
+        s = slots.long()
+        after_prompt = (places >= self.slots.prompt_lengths[s]).long()
+        return (places[:, None] + self.position_deltas[s, after_prompt]).T.contiguous()
 
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """Fills the slots of newly admitted sequences, all beams of one alike."""
@@ -114,6 +126,8 @@ class BatchState:
         if any(p.loop_detection for p in params):
             put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
+        if self.position_deltas is not None:
+            put(self.position_deltas, [s.positions.deltas for s in sequences if s.positions is not None])
         put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
         blocks = max(len(s.cross_blocks) for s in sequences)
         put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))

@@ -141,6 +141,7 @@ def _sampler(
     """Returns what samples for the slots of a new batch state; `max_source_len` as it has it."""
     device, size = encoders.device, limits.max_batch_size
     options = {"dtype": encoders.dtype, "adapters": encoders.adapters, "max_source_len": max_source_len}
+    options["position_axes"] = config.position_axes
     state = BatchState(size, limits.max_seq_len, shape, device, config.embedding_size, **options)
     return Sampler(state, LogitsRecorder(size + 1, device))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,15 +52,22 @@ class PatchEncoder:
         return [next(parts[i % ranks.size]) for i in range(len(images))]
 
     def _num_patches(self, image: Image) -> int:
-        rows, columns = self.config.grid_of(*image.pixels.shape[1:])
+        rows, columns = self.config.patches_of(*image.pixels.shape[1:])
         return rows * columns
 
     def _encode_pass(self, images: Items[Image]) -> Tensor:
         """Returns the features [sum of rows, hidden] of images."""
         packed = pack([self._values(image) for image in images], self.config)
-        tiles = tiles_of(packed.counts, TILE_ROWS if self.device.type == "cuda" else None)
-        attention = PackedMetadata(torch.tensor(tiles, dtype=torch.int32).to(self.device, non_blocking=True))
-        return self.visual(packed.patches, packed.squares, ForwardBatch(packed.positions, attention))
+        batch = ForwardBatch(packed.positions, self._attention(packed.counts))
+        if not packed.windows:
+            return self.visual(packed.patches, packed.squares, batch)
+        within = replace(batch, attention=self._attention(packed.windows))
+        return self.visual(packed.patches, packed.squares, batch, within)
+
+    def _attention(self, counts: list[int]) -> PackedMetadata:
+        """Returns attention among so many rows each, one after the other."""
+        tiles = tiles_of(counts, TILE_ROWS if self.device.type == "cuda" else None)
+        return PackedMetadata(torch.tensor(tiles, dtype=torch.int32).to(self.device, non_blocking=True))
 
     def _values(self, image: Image) -> Tensor:
         """Returns pixel values on the device: levels, a quarter of the bytes, are normalized there."""

@@ -26,15 +26,15 @@ class PackedInputs(NamedTuple):
     """The rows of a pass on the device, int32."""
 
     token_ids: Tensor  # [R]
-    positions: Tensor  # [R]
+    positions: Tensor  # [R]: of each row in its sequence
     slots: Tensor  # [R]
+    axes: Tensor  # [axes, R]: positions of several axes; [0, R] where they have one
     tiles: Tensor  # [T, 3] of texts, [T, 4] of parts of prompts
 
     @classmethod
     def from_host(cls, device: torch.device, rows: Array, tiles: Array) -> PackedInputs:
-        """Copies rows [3, R] and tiles to the device at once, without waiting for it."""
-        token_ids, positions, slots, on_device = upload([*rows, tiles], device)
-        return cls(token_ids, positions, slots, on_device)
+        """Copies rows [3 + axes, R] and tiles to the device at once, without waiting for it."""
+        return cls(*upload([*rows[:3], rows[3:], tiles], device))
 
 
 def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:
@@ -51,8 +51,9 @@ def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) 
 def _padded_rows(rows: Array, padding_slot: int) -> Array:
     """Returns the rows and ones of the padding slot up to the next size of a graph."""
     extra = graph_rows(rows.shape[1]) - rows.shape[1]
-    padding = np.array([[0], [0], [padding_slot]], np.int32)
-    return np.concatenate([rows, np.repeat(padding, extra, 1)], 1)
+    padding = np.zeros((len(rows), extra), np.int32)
+    padding[2] = padding_slot
+    return np.concatenate([rows, padding], 1)
 
 
 def _tiles(tiles: list[Any], width: int, *, padded: bool) -> Array:
@@ -102,13 +103,15 @@ def graph_tiles(tiles: int) -> int:
 class PackedChunks:
     """Parts of prompts one after the other, on the host."""
 
-    rows: Array  # [3, R]
+    rows: Array  # [3 + axes, R]
     chunks: list[tuple[int, int, int]]  # slot, first position, rows
 
     @classmethod
     def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]]) -> PackedChunks:
         chunks = [(s.slots[chunk.beam], chunk.start, chunk.end - chunk.start) for s, chunk in prefills]
-        return cls(_rows_of((s.tokens[chunk.start : chunk.end] for s, chunk in prefills), chunks), chunks)
+        rows = _rows_of((s.tokens[chunk.start : chunk.end] for s, chunk in prefills), chunks)
+        axes = [s.positions.between(chunk.start, chunk.end) for s, chunk in prefills if s.positions is not None]
+        return cls(np.concatenate([rows, np.concatenate(axes, 1)]) if axes else rows, chunks)
 
     @property
     def num_rows(self) -> int:

@@ -151,7 +151,8 @@ class PagedRunner:
 
     def _prompt_batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
         slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles
-        return self._batch(slots, positions, adapted=adapted, tiles=tiles, prompt_embeds=prompt_embeds)
+        axes = inputs.axes if len(inputs.axes) else None
+        return self._batch(slots, positions, axes=axes, adapted=adapted, tiles=tiles, prompt_embeds=prompt_embeds)
 
     def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> PromptEmbeds | None:
         """Returns the same with an embedding a row of the batch: the shapes of a graph."""
@@ -221,7 +222,8 @@ class PagedRunner:
             cross_lengths=step.cross_lengths,
             several=step.several,
         )
-        batch = ForwardBatch(step.positions, attention, last, self._adapter_ids(step.slots, adapted=adapted))
+        axes, ids = self.state.axes_of(step.slots, step.positions), self._adapter_ids(step.slots, adapted=adapted)
+        batch = ForwardBatch(step.positions if axes is None else axes, attention, last, ids)
         with norms_ahead(self.device):
             return self.decoder.logits(self._hidden(step.token_ids, batch), batch)
 
@@ -238,14 +240,16 @@ class PagedRunner:
         positions: Tensor,
         *,
         adapted: bool,
+        axes: Tensor | None = None,
         tiles: Tensor | None = None,
         prompt_embeds: PromptEmbeds | None = None,
     ) -> ForwardBatch:
         """Returns the rows at these positions of these slots' sequences, [R] int32 each; `adapted`: some of them have
-        adapters."""
+        adapters; `axes` [axes, R]: positions where they have several axes."""
         crosses = self.state.cross_lengths[slots.long()] if self.config.cross_attention else None
         attention = self._attention(slots, positions, self_lengths=positions + 1, cross_lengths=crosses, tiles=tiles)
-        return ForwardBatch(positions, attention, prompt_embeds, self._adapter_ids(slots, adapted=adapted))
+        ids = self._adapter_ids(slots, adapted=adapted)
+        return ForwardBatch(positions if axes is None else axes, attention, prompt_embeds, ids)
 
     def _attention(self, slots: Tensor, positions: Tensor, **rows: Any) -> PagedMetadata:
         """Returns where rows see what they see; `rows`: the other fields."""
@@ -263,11 +267,11 @@ def _replay(
     """Runs a pass as the graph of its shapes, which takes tensors one after the other."""
 
     def run_on(
-        token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, rows: Tensor | None = None,
+        token_ids: Tensor, positions: Tensor, slots: Tensor, axes: Tensor, tiles: Tensor, rows: Tensor | None = None,
         index: Tensor | None = None,
     ) -> None:  # fmt: skip
         embeds = None if rows is None or index is None else PromptEmbeds(rows, index)
-        run(PackedInputs(token_ids, positions, slots, tiles), embeds)
+        run(PackedInputs(token_ids, positions, slots, axes, tiles), embeds)
 
     tensors = (*inputs, *(prompt_embeds or ()))
     graphs.replay((*what, *map(len, tensors)), run_on, *tensors)

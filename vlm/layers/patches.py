@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,10 +18,16 @@ from vlm.config import VisionConfig
 @dataclass(frozen=True)
 class PatchedVisionConfig(VisionConfig):
     """A network that reads images of any size up to `image_size`, a row a patch; of its rows, squares of `merge_size`
-    to a side become one each, and what is left at the right and at the bottom none."""
+    to a side become one each, and what is left at the right and at the bottom none. Where some layers attend within
+    windows, of `window` squares to a side, nothing is left."""
 
     patch_size: int
     merge_size: int
+
+    @property
+    def window(self) -> int | None:
+        """Returns how many squares a window has to a side; None where all layers attend to whole images."""
+        return None
 
     @property
     def num_features(self) -> int:
@@ -44,38 +51,55 @@ class PatchedVisionConfig(VisionConfig):
         sides = zip((height, width), self.image_size, strict=True)
         return all(least <= side <= most and side % self.patch_size == 0 for side, most in sides)
 
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+    def patches_of(self, height: int, width: int) -> tuple[int, int]:
         """Returns the rows and columns of patches."""
         return height // self.patch_size, width // self.patch_size
 
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        rows, columns = self.patches_of(height, width)
+        return rows // self.merge_size, columns // self.merge_size
+
     def rows_of(self, height: int, width: int) -> int:
-        rows, columns = self.grid_of(height, width)
-        return (rows // self.merge_size) * (columns // self.merge_size)
+        down, across = self.grid_of(height, width)
+        return down * across
 
 
 class PackedPatches(NamedTuple):
-    """The patches of several images, one after the other, each image's row by row."""
+    """The patches of several images, one after the other, each image's row by row, or window by window."""
 
     patches: Tensor  # [R, C · side²]
     positions: Tensor  # [2, R] int32: each one's row and column in its image
     squares: Tensor  # [S · merge²] int32: those that become one row of features, one square after the other
     counts: list[int]  # patches of each image
+    windows: list[int]  # patches of each window, if there are any
+
+
+class Places(NamedTuple):
+    """Where the patches of an image come in its packed rows."""
+
+    order: np.ndarray | None  # [R]: the number of each one's patch, row by row; None: as they are
+    positions: np.ndarray  # [2, R]
+    squares: np.ndarray  # [S · merge²]
+    windows: list[int]
 
 
 def pack(images: Iterable[Tensor], config: PatchedVisionConfig) -> PackedPatches:
     """Packs pixel values [C, H, W] of sizes that the network takes, on their device."""
     pixels = list(images)
-    grids = [config.grid_of(*image.shape[1:]) for image in pixels]
+    grids = [config.patches_of(*image.shape[1:]) for image in pixels]
     counts = [rows * columns for rows, columns in grids]
     begins = np.cumsum([0, *counts[:-1]])
-    places = [_places(*grid, config.merge_size) for grid in grids]
-    squares = [squares + begin for (_, squares), begin in zip(places, begins, strict=True)]
+    places = [_places(*grid, config.merge_size, config.window) for grid in grids]
+    squares = [place.squares + begin for place, begin in zip(places, begins, strict=True)]
+    orders = [place.order + begin for place, begin in zip(places, begins, strict=True) if place.order is not None]
     put = lambda part: torch.from_numpy(part).to(pixels[0].device, torch.int32, non_blocking=True)  # noqa: E731
+    patches = torch.cat([_patches(image, config.patch_size) for image in pixels])
     return PackedPatches(
-        torch.cat([_patches(image, config.patch_size) for image in pixels]),
-        put(np.concatenate([positions for positions, _ in places], 1)),
+        patches[put(np.concatenate(orders))] if orders else patches,
+        put(np.concatenate([place.positions for place in places], 1)),
         put(np.concatenate(squares)),
         counts,
+        [patches for place in places for patches in place.windows],
     )
 
 
@@ -87,9 +111,15 @@ def _patches(pixels: Tensor, side: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _places(rows: int, columns: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the positions [2, rows · columns] of an image's patches, and the numbers of those of each square."""
+def _places(rows: int, columns: int, merge: int, window: int | None) -> Places:
     numbers = np.arange(rows * columns).reshape(rows, columns)
     down, across = rows // merge, columns // merge
-    squares = numbers[: down * merge, : across * merge].reshape(down, merge, across, merge)
-    return np.indices((rows, columns)).reshape(2, -1), squares.transpose(0, 2, 1, 3).reshape(-1)
+    cut = numbers[: down * merge, : across * merge].reshape(down, merge, across, merge)
+    squares = cut.transpose(0, 2, 1, 3).reshape(down, across, merge**2)
+    positions = np.indices((rows, columns)).reshape(2, -1)
+    if window is None:
+        return Places(None, positions, squares.reshape(-1), [])
+    corners = itertools.product(range(0, down, window), range(0, across, window))
+    windows = [squares[y : y + window, x : x + window].reshape(-1) for y, x in corners]
+    order = np.concatenate(windows)
+    return Places(order, positions[:, order], np.argsort(order)[squares.reshape(-1)], [len(each) for each in windows])

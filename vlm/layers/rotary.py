@@ -20,6 +20,7 @@ READ = {
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
 }
 KINDS = tuple(READ)
+AXES = 3  # of positions, where frequencies are shared among several: time, rows, columns
 NEEDED = {"linear": {"factor"}, "llama3": set(READ["llama3"])}
 
 
@@ -43,6 +44,10 @@ class RotaryConfig:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    sections: tuple[int, ...] = ()  # frequencies by time, rows, columns, time, …; (): positions of one axis
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sections", tuple(self.sections))
 
     @classmethod
     def parse(cls, hf: dict[str, Any], head_dim: int, max_positions: int, theta: float = 10000.0) -> RotaryConfig:
@@ -114,9 +119,12 @@ class Rotary(nn.Module):
     def init_buffers(self, device: torch.device) -> None:
         frequencies, self.scale = self.config.frequencies()
         self.inverse = frequencies.to(device)
+        axes = [i % AXES for i, size in enumerate(self.config.sections) for _ in range(size)]
+        self.axes = torch.tensor(axes, device=device)  # of each frequency
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Returns the cosines and sines [R, 2, dims / 2] float32 of positions [R]."""
-        angles = positions[:, None].float() * self.inverse
+        """Returns the cosines and sines [R, 2, dims / 2] float32 of positions [R], or [3, R] with sections."""
+        by_frequency = positions[self.axes].T if self.config.sections else positions[:, None]
+        angles = by_frequency.float() * self.inverse
         cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
         return cos_sin if self.scale == 1.0 else cos_sin * self.scale

@@ -53,8 +53,7 @@ class ImageProcessor:
         spec = next((spec for spec in specs if spec.name == kind), None)
         if spec is None:
             raise EngineError(f"{path} asks for {kind}; supported are {listed(spec.name for spec in specs)}.")
-        sizes = ("size", "crop_size", "pad_size")
-        if large := [name for name in sizes if _largest(settings.get(name)) > MAX_INPUT_SIDE]:
+        if large := [name for name, side in spec.sides(settings).items() if side > MAX_INPUT_SIDE]:
             raise EngineError(
                 f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it again."
             )
@@ -148,9 +147,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise EngineError(f"{path} holds no settings; copy the file from the model's folder again.")
     return config
-
-
-def _largest(size: Any) -> float:
-    """Returns the largest number of a size, which is one or a mapping of several."""
-    values = size.values() if isinstance(size, dict) else [size]
-    return max((value for value in values if isinstance(value, int | float)), default=0)

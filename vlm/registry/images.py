@@ -44,13 +44,21 @@ def transformers_class(name: str, settings: Settings) -> Transform:
     return transform_by(getattr(transformers, name), settings)
 
 
-def transform_by(processor_class: Callable[..., Any], settings: Settings) -> Transform:
+def pixel_tensor(processed: Mapping[str, Any], settings: Settings) -> Tensor:
+    return processed["pixel_values"]
+
+
+def transform_by(
+    processor_class: Callable[..., Any],
+    settings: Settings,
+    pixels_of: Callable[[Mapping[str, Any], Settings], Tensor] = pixel_tensor,
+) -> Transform:
     """Returns what a class with the interface of transformers' image processors does with images, as levels where its
-    last step is a normalization."""
+    last step is a normalization. `pixels_of`: what the class gives, and its settings -> [n, C, H, W]."""
     processor = processor_class(**{key: value for key, value in settings.items() if key not in NOT_ARGUMENTS})
 
     def pixels(images: Sequence[Image.Image], **options: bool) -> Tensor:
-        return processor(images, return_tensors="pt", **options)["pixel_values"]
+        return pixels_of(processor(images, return_tensors="pt", **options), settings)
 
     values = Transform(lambda images: pixels(images).float())
     names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
@@ -83,6 +91,17 @@ def _agree(levels: Transform, values: Transform) -> bool:
     pixels, expected = levels.apply([probe]), values.apply([probe])
     is_exact = pixels.dtype == torch.uint8 and pixels.shape == expected.shape
     return is_exact and torch.allclose(levels.values([probe]), expected, rtol=0.0, atol=LAST_BITS)
+
+
+def largest(size: Any) -> float:
+    """Returns the largest number of a size, which is one or a mapping of several."""
+    values = size.values() if isinstance(size, Mapping) else [size]
+    return max((value for value in values if isinstance(value, int | float)), default=0)
+
+
+def largest_sides(settings: Settings) -> dict[str, float]:
+    """Returns the pixels a side that settings of transformers' scale to."""
+    return {name: largest(settings.get(name)) for name in ("size", "crop_size", "pad_size")}
 
 
 def exact_size(image_size: tuple[int, int]) -> dict[str, Any]:
@@ -133,6 +152,7 @@ class ImageProcessorSpec:
     load: Callable[[str, Settings], Transform] = transformers_class  # (name, settings)
     default_settings: Callable[[tuple[int, int]], dict[str, Any]] = exact_size  # of a model without any
     prepare: Callable[[Image.Image, Settings], Image.Image] = pad_sliver  # an image, before the transform
+    sides: Callable[[Settings], dict[str, float]] = largest_sides  # pixels that images are scaled to, by setting
     # how pages are drawn no larger than what is kept of them: the (height, width) of the part of an image that is
     # scaled, and by which factor; None: not known, so that pages are drawn at full size
     content_size: Callable[[Image.Image, Settings], tuple[int, int]] = whole_size

@@ -129,6 +129,8 @@ class FamilySpec:
     postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
     reads_prompt: bool = False  # is what it wrote read together with where it began?
     loop_detection: bool = False  # on by default for the family's requests
+    # what models whose names begin so are asked of a page of a document, as they were trained
+    page_prompts: Mapping[str, str] = field(default_factory=dict)
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
 
     def __post_init__(self) -> None:

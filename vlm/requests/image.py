@@ -21,7 +21,7 @@ class Image:
 
     pixels: Tensor  # [C, H, W]: levels uint8 with a normalization, else pixel values float32
     rows: int  # that its features take
-    grid: tuple[int, ...] | None = None  # of patches: (t, h, w) or (h, w); None where the network needs none
+    grid: tuple[int, ...] | None = None  # of its rows: down and across; None where nothing depends on it
     normalization: Normalization | None = None
     digest: bytes | None = None  # of the pixels, where it is known
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from vlm.requests.positions import Positions
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
@@ -52,6 +53,7 @@ class Sequence:
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
     max_drafts: int = 0  # tokens that are proposed for it in a step
+    positions: Positions | None = None  # where the model's have several axes
 
     # where it is: the scheduler's
     status: SequenceStatus = SequenceStatus.WAITING

@@ -120,7 +120,7 @@ class PromptBaseline:
         """-> [B, new_tokens]"""
         model, inputs = self.model, {"input_ids": self._ids(prompts)}
         if prompts.pixel_values is not None:
-            inputs |= image_inputs(model, self._pixels(prompts))
+            inputs |= image_inputs(model, self._pixels(prompts), inputs["input_ids"])
         elif hasattr(model, "qformer"):  # BLIP-2 as a whole takes no text alone
             model = model.language_model
         mask = torch.ones_like(inputs["input_ids"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @command
 @takes(
     sampling=Group.making(EstimateConfig),
-    config=Group.making(JobConfig).only("pages", "max_new_tokens", "retries"),
+    config=Group.making(JobConfig).only("pages", "prompt", "max_new_tokens", "retries"),
     places=Group.making(PlaceConfig).only("workers", "devices"),
     options=OCR_LOADING,
 )
@@ -68,8 +68,9 @@ def estimate(
     with Progress() as progress:
         where = devices_of(places.devices or options.device)
         engine = EngineConfig.resolved(
-            model, where, options, workers=places.workers, progress=progress, exact_pixels=config.exact_pixels
-        )
+            model, where, options, workers=places.workers, progress=progress, exact_pixels=config.exact_pixels,
+            prompt=config.prompt,
+        )  # fmt: skip
     census = _census(documents, engine, config.pages, sampling.seed)
     sample = _sample(documents, census, engine, config, sampling)
     _print(_report(sample, census, engine, gpu_price=gpu_price, seed=sampling.seed), as_json)

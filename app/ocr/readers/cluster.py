@@ -17,6 +17,7 @@ from vlm_app.ocr.documents.pages import selected
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Answer, Event, Opened, PageFailed, Unreadable, Work
 from vlm_app.ocr.measures import Measures
+from vlm_app.ocr.readers.page_feed import page_input
 from vlm_app.ocr.readers.reader import page_event
 from vlm_app.ocr.readers.shipped_images import ShippedImages
 
@@ -152,11 +153,12 @@ class _Engine:
 
     def __init__(self, engine: EngineConfig, sampling: dict[str, Any]):
         self._pipeline, self._options = engine.here().pipeline(), {**engine.adapter, **sampling}
+        self._prompt = engine.prompt
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
         events = [bytes(event) for event in batch["event"] if event]
         due = [i for i, event in enumerate(batch["event"]) if not event]
-        inputs = (pickle.loads(batch["image"][i]) for i in due)
+        inputs = (page_input(pickle.loads(batch["image"][i]), self._prompt) for i in due)
         for index, result in self._pipeline.as_completed(inputs, on_error="yield", **self._options):
             document, page = (int(batch[name][due[index]]) for name in ("document", "page"))
             events.append(pickle.dumps(page_event(document, page, result)))

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 from vlm.artifacts.files import canonical_json, sha256_of
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError, listed
+from vlm.registry.catalogs import family
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.ocr.documents.pages import InProcess
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.registry.spec import FamilySpec
     from vlm_app.ocr.documents.page_reading import PageImages
     from vlm_app.ocr.documents.pages import Renderer
 
@@ -35,6 +37,7 @@ class EngineConfig:
     devices: tuple[str, ...]  # an engine on each
     workers: int | None = None  # processes that read pages; None: by the number of cores
     exact_pixels: bool = False  # pages are drawn at full size, whatever the model keeps of them
+    prompt: str | None = None  # what is asked of each page
 
     @classmethod
     def resolved(
@@ -46,10 +49,12 @@ class EngineConfig:
         progress: Progress | None = None,
         elsewhere: bool = False,
         exact_pixels: bool = False,
+        prompt: str | None = None,
     ) -> EngineConfig:
         """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
 
-        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there.
+        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there, or a prompt for a
+        model that takes none.
         """
         from vlm.artifacts.engine_dir import EngineDir
         from vlm.backends.devices import resolve_device
@@ -61,9 +66,10 @@ class EngineConfig:
             options = options.overridden_by(LoadOptions({"max_batch_size": cls.CUDA_BATCH_SIZE}))
         path = options.resolve(model, on, progress)
         cls._check_adapters(path, options)
-        build_config = EngineDir.open(path, verify=False).build
+        engine = EngineDir.open(path, verify=False)
+        prompt, build_config = page_prompt(family(engine.family), model, prompt), engine.build
         options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
-        return cls(path, model, options, devices, workers, exact_pixels)
+        return cls(path, model, options, devices, workers, exact_pixels, prompt)
 
     @staticmethod
     def _check_adapters(path: Path, options: LoadOptions) -> None:
@@ -97,6 +103,7 @@ class EngineConfig:
         model = f"{manifest.family} {mark}"
         more = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
         more |= {"exact_pixels": True} if self.exact_pixels else {}
+        more |= {"prompt": self.prompt} if self.prompt else {}
         for folder in self.options.runtime_config().lora_folders.values():
             files = {file.name: sha256_of(file) for file in folder.glob("adapter_*")}
             more["adapter"] = hashlib.sha256(canonical_json(files).encode()).hexdigest()[:12]
@@ -147,3 +154,13 @@ def usual_workers(device: str, engines: int = 1) -> int:
 
     cores = usable_cpus() // engines
     return max(1, min(MOST_WORKERS, cores - 1 if resolve_device(device).type == "cuda" else cores // 2))
+
+
+def page_prompt(family: FamilySpec, model: str, prompt: str | None) -> str | None:
+    """Returns what a model is asked of each page: the prompt, or what a publication of that name was trained with.
+    Raises InputError for a prompt where none is taken."""
+    if prompt is not None and not family.takes_prompt:
+        raise InputError(f"--prompt is {prompt!r}, but {family.name} reads pages without being asked; leave it out.")
+    name = Path(model).name.lower()
+    published = (text for begin, text in family.page_prompts.items() if name.startswith(begin.lower()))
+    return next(published, None) if prompt is None else prompt

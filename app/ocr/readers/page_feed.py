@@ -18,9 +18,10 @@ class PageFeed(Iterator[Future[Any]]):
     """Yields a future for each input that an engine has room for; the page that is due next fulfils it. Those that no
     page is left for are cancelled. Raises what iterating the pages raises."""
 
-    def __init__(self, pages: Iterator[tuple[int, int, Pages]]):
+    def __init__(self, pages: Iterator[tuple[int, int, Pages]], prompt: str | None = None):
+        """`prompt`: what is asked of each page."""
         self.pages: dict[int, Page] = {}  # by the number of the input
-        self._due = pages
+        self._due, self._prompt = pages, prompt
         self._count = 0
         self._free: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the end: no future is left behind
@@ -52,7 +53,7 @@ class PageFeed(Iterator[Future[Any]]):
                     return
                 number, future = place
                 self.pages[number] = document, page
-                _hand_on(pages.read(page), future)
+                _hand_on(pages.read(page), future, self._prompt)
         except BaseException as error:
             self._error = error
         finally:
@@ -66,8 +67,13 @@ class PageFeed(Iterator[Future[Any]]):
                 place[1].set_running_or_notify_cancel()  # else who waits for it is not told
 
 
-def _hand_on(source: Future[Any], target: Future[Any]) -> None:
-    """Lets one future end as another does, and be dropped with it."""
+def page_input(image: Any, prompt: str | None) -> Any:
+    """Returns what an engine is given of a page's image."""
+    return image if prompt is None else {"images": [image], "prompt": prompt}
+
+
+def _hand_on(source: Future[Any], target: Future[Any], prompt: str | None) -> None:
+    """Lets one future end as another does, with the prompt, and be dropped with it."""
 
     def take_over(source: Future[Any]) -> None:
         if not target.set_running_or_notify_cancel():
@@ -75,7 +81,7 @@ def _hand_on(source: Future[Any], target: Future[Any]) -> None:
         if (error := source.exception()) is not None:
             target.set_exception(error)
         else:
-            target.set_result(source.result())
+            target.set_result(page_input(source.result(), prompt))
 
     target.add_done_callback(lambda target: target.cancelled() and source.cancel())
     source.add_done_callback(take_over)

@@ -1,0 +1,336 @@
+"""Qwen2-VL and Qwen2.5-VL against Hugging Face, FP32 on the CPU: images of any size, positions of three axes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image as Picture
+
+from tests import qwen_kit, tiny
+from tests.engines import engine_dir
+from tests.parity.cases import parity
+from tests.ranks import with_followers
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
+from vlm.errors import ConfigError, EngineError, ImageError, InputError
+from vlm.processing.image_processor import ImageProcessor
+from vlm.requests.image import Image
+from vlm_app.reference.huggingface import in_patches
+
+MARK, VOCAB, NEW = 59, 60, 12
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
+        "mrope_section": [2, 1, 1]}  # fmt: skip
+MODELS = {
+    "qwen-vl": {
+        "qwen2-vl": lambda: tiny.qwen_vl(second=False),
+        "qwen2-vl: squares of three, own head, gelu": lambda: tiny.qwen_vl(
+            second=False, seed=1, tower={"hidden_act": "gelu", "spatial_merge_size": 3, "patch_size": 2},
+            tie_word_embeddings=False),
+        "qwen2.5-vl": lambda: tiny.qwen_vl(),
+        "qwen2.5-vl: own head, stretched, windows of one square": lambda: tiny.qwen_vl(
+            seed=4, tower={"window_size": 8, "fullatt_block_indexes": [2]}, text={"rope_parameters": YARN},
+            tie_word_embeddings=False),
+    },
+}  # fmt: skip
+# (down, across) in squares: upright, wide, one alone, and such as leave windows cut off
+GRIDS = ((2, 3), (7, 1), (3, 2), (1, 1), (4, 5), (3, 3))
+
+
+def cpu(**options) -> RuntimeConfig:
+    return RuntimeConfig(device="cpu", **options)
+
+
+class Case:
+    """A model, images of several sizes, and prompts with none, one and three of them."""
+
+    def __init__(self, model, folder):
+        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8)
+        self.vision = Pipeline(self.engine, cpu()).processor.vision
+        self.side, self.merge = self.vision.patch_size, self.vision.merge_size
+        generator, square = torch.Generator().manual_seed(1), self.side * self.merge
+        self.images = [torch.randn(3, down * square, across * square, generator=generator) for down, across in GRIDS]
+        a, b, c = tiny.prompts(_Ids(), (7, 4, 12))
+        self.prompts = [
+            ([MARK, *a], [0]),
+            ([*a, *b], []),
+            ([*a[:3], MARK, *b, MARK, *b[:1], MARK, *c], [1, 2, 0]),
+            ([MARK, *c], [5]),
+            ([MARK, *b[:1]], [4]),
+            ([MARK, *b], [3]),
+        ]
+
+    def rows(self, image: int) -> int:
+        return GRIDS[image][0] * GRIDS[image][1]
+
+    def ours(self, prompt: list[int], images: list[int]) -> dict:
+        ids, end, left = [], VOCAB, iter(images)
+        for token in prompt:
+            begin = end
+            end += self.rows(next(left)) if token == MARK else 0
+            ids += range(begin, end) if token == MARK else [token]
+        return {"decoder_prompt_token_ids": ids, "pixel_values": [self.images[i] for i in images] or None}
+
+    @property
+    def inputs(self) -> list[dict]:
+        return [self.ours(*given) for given in self.prompts]
+
+    def theirs(self, prompt: list[int], images: list[int], **options) -> list[int]:
+        before = len(prompt) + sum(self.rows(i) - 1 for i in images)
+        out = self.theirs_in_full(prompt, images, **options)[0, before:].tolist()
+        return out[: out.index(2) + 1] if 2 in out else out
+
+    @torch.no_grad()
+    def computed_anew(self, prompt: list[int], images: list[int]) -> list[int]:
+        """Returns greedy tokens without a cache, each placed as Hugging Face's model places a whole prompt."""
+        ids, types, new = self.marked(prompt, images), None, []
+        for _ in range(NEW):
+            rows = torch.tensor([ids + new])
+            types = torch.nn.functional.pad((torch.tensor([ids]) == MARK).int(), (0, len(new)))
+            given = {"mm_token_type_ids": types, **self.patched(images)}
+            places = self.model.model.get_rope_index(rows, types, given["image_grid_thw"])[0]
+            new.append(int(self.model(rows, position_ids=places, use_cache=False, **given).logits[0, -1].argmax()))
+            if new[-1] == 2:
+                break
+        return new
+
+    def marked(self, prompt: list[int], images: list[int]) -> list[int]:
+        left = iter(images)
+        return [t for token in prompt for t in ([MARK] * self.rows(next(left)) if token == MARK else [token])]
+
+    @torch.no_grad()
+    def theirs_in_full(self, prompt: list[int], images: list[int], **options):
+        rows = torch.tensor([self.marked(prompt, images)])
+        inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows), **self.patched(images)}
+        inputs |= {"mm_token_type_ids": (rows == MARK).int()} if images else {}
+        self.model.model.rope_deltas = None
+        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0} | options
+        return self.model.generate(**inputs, **options)
+
+    def encoded(self, pipe: Pipeline) -> list[torch.Tensor]:
+        """Features of all images at once, and of one."""
+        found = [*pipe.encode([{"pixel_values": image} for image in self.images[:5]]),
+                 pipe.encode({"pixel_values": self.images[5]})]  # fmt: skip
+        return [each.last_hidden_state for each in found]
+
+    def patched(self, images: list[int]) -> dict:
+        """As Hugging Face's image processor cuts several: square by square, each image twice."""
+        if not images:
+            return {}
+        found = []
+        for i in images:
+            (down, across), side, merge = GRIDS[i], self.side, self.merge
+            x = self.images[i].view(3, down, merge, side, across, merge, side).permute(1, 4, 2, 5, 0, 3, 6)
+            found.append(x[..., None, :, :].expand(-1, -1, -1, -1, -1, 2, -1, -1).reshape(-1, 6 * side**2))
+        grids = [[1, GRIDS[i][0] * self.merge, GRIDS[i][1] * self.merge] for i in images]
+        return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(grids)}
+
+
+class _Ids:
+    """What `tiny.prompts` asks of a model: ids without the special ones."""
+
+    class config:
+        vocab_size = 56
+
+
+@pytest.fixture(scope="module", params=parity(MODELS))
+def case(request, tmp_path_factory):
+    case = Case(request.param.make(), tmp_path_factory.mktemp("vlm"))
+    assert case.engine.family == request.param.family
+    return case
+
+
+def test_features_of_one_pass(case):
+    with torch.no_grad():
+        want = case.model.get_image_features(**case.patched(list(range(len(GRIDS))))).pooler_output
+    for options in ({}, {"max_encoder_batch_size": 2}, {"max_encoder_tokens": 60}):
+        encoders = Pipeline(case.engine, cpu(**options)).llm.encoders
+        found = encoders.encode_pixels([Image.from_pixels(image, case.vision) for image in case.images])
+        for got, exact in zip(found, want, strict=True):
+            torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+
+
+def test_mixed_batches(case):
+    want = [case.theirs(*given) for given in case.prompts]
+    assert len({tuple(tokens) for tokens in want}) == len(want), "the images make no difference"
+    for options in ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6},
+                    {"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_tokens": 40},
+                    {"num_speculative_tokens": 3}):  # fmt: skip
+        pipe = Pipeline(case.engine, cpu(**options))
+        for _ in range(2):  # the second time what can be shared is
+            found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
+            assert [out.token_ids for out in found] == want
+        assert pipe.llm.scheduler.blocks.balanced
+    beams = {"num_beams": 3, "length_penalty": 0.5}
+    found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False, **beams)
+    assert [out.token_ids for out in found] == [case.theirs(*given, **beams) for given in case.prompts]
+
+
+def test_log_probabilities(case):
+    options = {"max_new_tokens": NEW, "loop_detection": False}
+    found = Pipeline(case.engine, cpu()).generate(case.inputs, **options)
+    for given, out in zip(case.prompts, found, strict=True):
+        steps = case.theirs_in_full(*given, output_logits=True, return_dict_in_generate=True).logits
+        exact = torch.cat(steps)[: len(out.token_ids)].log_softmax(-1)
+        exact = exact.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+
+
+def test_sequences_that_are_recomputed(case):
+    build = BuildConfig(max_batch_size=8, max_seq_len=64)
+    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / "short", build)
+    pipe = Pipeline(engine, cpu(block_size=4, max_kv_blocks=20, burst=4))
+    options = {"max_new_tokens": NEW, "loop_detection": False}
+    ids, done = [pipe.llm.add(pipe.request(each, **options)) for each in case.inputs], {}
+    while pipe.llm.has_work:
+        done |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}
+    assert [done[i].token_ids for i in ids] == [case.theirs(*given) for given in case.prompts]
+    assert sum(completion.preemptions for completion in done.values())
+
+
+def test_prompts_that_end_in_an_image(case):
+    """Their outputs go on after the largest position; Hugging Face's `generate` would count on from the last row's."""
+    for prompt, images in (([MARK], [4]), ([5, 9, MARK], [1])):
+        found = Pipeline(case.engine, cpu()).generate(
+            case.ours(prompt, images), max_new_tokens=NEW, loop_detection=False
+        )
+        assert found.token_ids == case.computed_anew(prompt, images)
+
+
+@pytest.mark.parametrize("split", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_ranks(case, split):
+    """Images of different sizes are shared, and each rank places the rows itself."""
+    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / str(split), BuildConfig(**split))
+    alone = Pipeline(case.engine, cpu())
+    for got, exact in zip(with_followers(engine, cpu(), case.encoded), case.encoded(alone), strict=True):
+        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+    ask = lambda pipe: pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)  # noqa: E731
+    found = with_followers(engine, cpu(), ask)
+    assert [out.token_ids for out in found] == [out.token_ids for out in ask(alone)]
+
+
+def _checkpoint(engine) -> Checkpoint:
+    return Checkpoint.open(engine.path.parent / "checkpoint")
+
+
+def test_only_torch_encodes_any_size(case, tmp_path):
+    with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):
+        build_engine(_checkpoint(case.engine), tmp_path / "engine", BuildConfig(backend="onnxruntime"))
+
+
+def test_sizes_out_of_range(case):
+    pipe, square = Pipeline(case.engine, cpu()), case.side * case.merge
+    large, says = 3600 // square * square, r"takes \(3, height, width\), multiples of \d+, of up to 12,845,056 pixels"
+    for size in ((square, square - case.side), (square + 1, square), (large, large)):
+        with pytest.raises(InputError, match=says):
+            pipe.generate(pixel_values=torch.zeros(1).expand(3, *size), decoder_prompt_token_ids=[VOCAB])
+
+
+def test_rows_of_images_that_are_apart(case):
+    pipe = Pipeline(case.engine, cpu())
+    for ids in ([60, 61, 62, 5, 63, 64, 65], [60, 61, 62], [61, 62, 63, 64, 65]):
+        with pytest.raises(InputError, match="all rows of an image must stand in the prompt, one after the other"):
+            pipe.generate(pixel_values=case.images[0], decoder_prompt_token_ids=ids)
+
+
+# --- pictures and words, as the published processor has them ---
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published")
+    model = qwen_kit.save(folder / "hf")
+    checkpoint = convert_folder(folder / "hf", folder / "checkpoint")
+    return model, qwen_kit.processor(), build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
+
+
+def image_part(picture: Picture.Image) -> dict:
+    return {"type": "image", "image": picture}
+
+
+READ = {"type": "text", "text": "read"}
+CONTENTS = {
+    "a page and words": lambda images: [image_part(images[0]), READ],
+    "several": lambda images: [READ, *map(image_part, images[1:3]), READ, image_part(images[3])],
+    "words alone": lambda images: [READ],
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
+    _, processor, engine = published
+    pipe, content = Pipeline(engine, cpu()), CONTENTS[kind](qwen_kit.pictures())
+    messages = [{"role": "user", "content": content}]
+    images = [part["image"] for part in content if part["type"] == "image"]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    inputs = processor(text=[text], images=images or None, return_tensors="pt")
+    request = pipe.request({"messages": messages})
+    mark, vocab = processor.image_token_id, pipe.config.vocab_size
+    assert [mark if i >= vocab else i for i in request.decoder_prompt_token_ids] == inputs["input_ids"][0].tolist()
+    cut = [in_patches(each.values[None], side=14, merge=2, frames=2) for each in request.images]
+    for name in ("pixel_values", "image_grid_thw") if images else ():
+        torch.testing.assert_close(torch.cat([each[name] for each in cut]), inputs[name], atol=2e-6, rtol=0)
+
+
+def test_conversations_with_several_images(published):
+    model, processor, engine = published
+    pipe, pictures = Pipeline(engine, cpu()), qwen_kit.pictures()
+    chats = [[{"role": "user", "content": CONTENTS["several"](pictures)}],
+             [{"role": "user", "content": [image_part(pictures[1])]}, {"role": "assistant", "content": "w3 "},
+              {"role": "user", "content": [image_part(pictures[2]), READ]}]]  # fmt: skip
+    outs = pipe.generate(
+        [{"messages": each} for each in chats], max_new_tokens=6, do_sample=False, loop_detection=False
+    )
+    for chat, out in zip(chats, outs, strict=True):
+        images = [part["image"] for turn in chat for part in turn["content"] if "image" in part]
+        text = processor.apply_chat_template(chat, add_generation_prompt=True)
+        inputs = processor(text=[text], images=images, return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(
+                **inputs, max_new_tokens=6, do_sample=False, eos_token_id=qwen_kit.ENDS, repetition_penalty=1.05
+            )
+        found = ids[0, inputs["input_ids"].shape[1] :].tolist()
+        assert out.token_ids == found[: len(out.token_ids)] and len(out.token_ids) in (len(found), 6)
+
+
+def test_the_family_writes_what_the_publication_writes():
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from visual_engines.families.qwen_vl import TEMPLATE
+
+    turns = [{"role": "user", "content": [{"type": "image"}, READ]}, {"role": "assistant", "content": "page"}]
+    for messages in (turns, [{"role": "system", "content": "this"}, turns[0]], turns[:1]):
+        rendered = [
+            render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0]
+            for template in (TEMPLATE, qwen_kit.template())
+        ]
+        assert rendered[0] == rendered[1]
+
+
+def test_slivers_and_videos_are_refused(published):
+    pipe = Pipeline(published[2], cpu())
+    with pytest.raises(ImageError, match=r"3 × 700 pixels; this model reads those that are at most 200 times as long"):
+        pipe.generate(images=[Picture.new("RGB", (3, 700))])
+    video = [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]
+    with pytest.raises(InputError, match=r"holds a part of type 'video'; allowed are text and image\."):
+        pipe.generate({"messages": video})
+
+
+LARGE = {
+    "min_pixels": {"min_pixels": 10**12},
+    "max_pixels": {"max_pixels": 10**9},
+    "size": {"size": {"shortest_edge": 3136, "longest_edge": 10**9}},
+    "patch_size": {"patch_size": 10**5},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_settings_that_scale_beyond_all_bounds(name, tmp_path):
+    from visual_engines.families.qwen_vl import QWEN_IMAGES
+
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", **LARGE[name]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(EngineError, match=rf"scales images to more than 4,096 pixels a side \({name}\)"):
+        ImageProcessor.from_dir(tmp_path, (QWEN_IMAGES,))
