@@ -10,8 +10,7 @@ import pytest
 
 import vlm
 from tests import qwen_kit, server_kit
-from tests.cli_kit import one_sentence
-from tests.cli_kit import call
+from tests.cli_kit import call, one_sentence
 from visual_engines.families.qwen_vl import PAGE_PROMPTS
 
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
