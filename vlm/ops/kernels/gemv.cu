@@ -3,9 +3,14 @@
 //
 // A program computes tiles of 16 outputs. One warp copies: it requests the first parts of the weight before the kernels
 // ahead of this one have ended, and each further one as soon as its place is free and few enough are on their way. WARPS
-// warps multiply: of a stage each has PIECES times 64 bytes of every row, which lie as the tensor cores' product of
-// 16 x 8 x 16 takes them (vlm.ops.int4_packing). The row of x is the first of the eight columns of its right side. The
-// sums of the warps meet once, in the end. Every program normalizes the whole row for itself.
+// warps multiply: of a stage each has PIECES times 64 bytes of every row, which lie as the tensor cores' products take
+// them (vlm.ops.int4_packing). The sums of the warps meet once, in the end. Every program normalizes the whole row for
+// itself.
+//
+// The right side of a product of the tensor cores has eight columns. In the type of x, and for e4m3, which becomes
+// float16, the row is the first of them. Weights that are integers stay so: the row is rounded to 31 bits below the
+// power of two above its largest value, and its four bytes are four columns, whose sums are exact. To make float16 of 4
+// bits takes three times the instructions.
 //
 // What a program goes through once takes as long as its code is long, as nothing of it is at hand: so all is decided
 // when it is compiled. Defined then: KIND, X_TYPE, Y_TYPE, ACT (see the lists), GATED, BIAS, ZERO, INPUTS, OUTPUTS,
@@ -39,6 +44,9 @@ constexpr int ROW = WARPS * PIECES * PIECE;        // bytes of a row in a stage
 constexpr int LINE = 128;                          // bytes of a row that lie together in a box
 constexpr int BOX = 8 * ROW, STAGE = 2 * BOX;      // half a tile's rows: [ROW / LINE, 8, LINE]
 constexpr int PIECE_INPUTS = KIND == INT4 ? 128 : KIND == DENSE ? 32 : 64;
+constexpr bool INTEGERS = KIND == INT8 || KIND == INT4;
+constexpr int X_BYTES = INTEGERS ? 4 : 2;          // of a value of the row in shared memory
+constexpr int VECTORS_OF_X = PIECE_INPUTS * X_BYTES / (INTEGERS ? 256 : 64);  // of a piece, that a lane multiplies
 constexpr int NUM_PIECES = INPUTS / PIECE_INPUTS, CHUNKS = (NUM_PIECES * PIECE + ROW - 1) / ROW;  // stages of a tile
 constexpr int PER_TILE = GATED ? ROWS / 2 : ROWS;  // results
 constexpr int OTHER = GATED ? OUTPUTS / 2 : 8;     // rows of the weight from a tile's first half to its second
@@ -52,8 +60,13 @@ constexpr int ZEROS = ZERO ? ROWS * GROUPS : 0;                           // and
 // places for those of tiles: of one that begins while a stage is left of the last one in a place, there is another
 constexpr int NEEDED = (STAGES - 1 + CHUNKS - 1) / CHUNKS + 1;
 constexpr int PLACES = KIND != INT4 ? 0 : MOST_TILES < NEEDED ? MOST_TILES : NEEDED;
-constexpr bool SCALED_X = X_TYPE == BFLOAT16 && KIND != DENSE;            // so that it fits float16
+constexpr bool SCALED_X = INTEGERS || (X_TYPE == BFLOAT16 && KIND == E4M3);  // so that it fits 31 bits, or float16
 constexpr bool PER_OUTPUT = KIND == INT8 || KIND == E4M3;                 // scales of outputs
+#if KIND == INT8 || KIND == INT4
+typedef int Sum;
+#else
+typedef float Sum;
+#endif
 
 struct alignas(16) Vector { u32 v[4]; };
 // Of the weight [outputs, bytes of a row], as [lines, outputs, LINE].
@@ -155,36 +168,25 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Two values of 8 bits, the low or the high ones of four, as float16. An integer is laid into the lowest bits of 1024.
+__device__ __forceinline__ void multiply_add(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Two values of e4m3, the low or the high ones of four, as float16.
 template <bool HIGH> __device__ __forceinline__ u32 unpacked8(u32 q) {
     u32 r;
-#if KIND == INT8
-    asm("{ .reg .b32 h, o; prmt.b32 h, %1, 0x64646464, %2; mov.b32 o, 0x64806480; sub.rn.f16x2 %0, h, o; }"
-        : "=r"(r) : "r"(q ^ 0x80808080u), "n"(HIGH ? 0x5352 : 0x5150));
-#else
     unsigned short two = HIGH ? (unsigned short)(q >> 16) : (unsigned short)q;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
-#endif
     return r;
 }
 
-// Levels of 4 bits less 8 as float16: those of the lowest nibbles of two halves, and those of the nibbles above them.
-// (As subnormal numbers they would need no subtraction, but products with those are added with ten bits less.)
-__device__ __forceinline__ u32 low4(u32 q) {
-    u32 r;
-    asm("{ .reg .b32 u, o; lop3.b32 u, %1, 0x000F000F, 0x64006400, 0xEA; mov.b32 o, 0x64086408;"
-        " sub.rn.f16x2 %0, u, o; }"
-        : "=r"(r) : "r"(q));
-    return r;
-}
-
-__device__ __forceinline__ u32 high4(u32 q) {  // of 1024 + 16 level, a sixteenth less 72
-    u32 r;
-    asm("{ .reg .b32 u, p, o; lop3.b32 u, %1, 0x00F000F0, 0x64006400, 0xEA; mov.b32 p, 0x2C002C00;"
-        " mov.b32 o, 0xD480D480; fma.rn.f16x2 %0, u, p, o; }"
-        : "=r"(r) : "r"(q));
-    return r;
-}
+// Levels of 4 bits less 8, times 16, as integers of 8 bits: of the low and of the high nibbles of four bytes.
+__device__ __forceinline__ u32 low4(u32 q) { return (q << 4 & 0xF0F0F0F0u) ^ 0x80808080u; }
+__device__ __forceinline__ u32 high4(u32 q) { return (q & 0xF0F0F0F0u) ^ 0x80808080u; }
 
 __device__ __forceinline__ float upper_half(u32 two) { return __uint_as_float(two & 0xFFFF0000u); }
 __device__ __forceinline__ float lower_half(u32 two) { return __uint_as_float(two << 16); }
@@ -292,23 +294,54 @@ __device__ __forceinline__ float scale_of(float most) {
     return __uint_as_float((u32)(127 + 127 + 14 - exponent) << 23);
 }
 
-// Lays a vector of the row where the products take it, and for zero points the sum of its piece; whole warps call it.
-__device__ __forceinline__ void put(Vector* staged_x, float* sums_of_x, int i, const Vector& v) {
-    if (i < IN_VECTORS) {
-        // of a piece's quarters the first and the third, and the second and the fourth, are two halves of a column
-        const int quarter = i / 4 % 4, at = i / 16 * 16 + quarter % 2 * 8 + i % 4;
-        if (KIND != INT4) staged_x[i] = v;
-        else
+// The bytes of four integers, the lowest of all, the next of all ...: digits from -128 to 127.
+__device__ __forceinline__ void digits_of(const float* values, u32 (&digits)[4]) {
+    u32 v[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) ((u32*)(staged_x + at + j / 2 * 4))[j % 2 * 2 + quarter / 2] = v.v[j];
+    for (int j = 0; j < 4; j++) v[j] = ((u32)__float2int_rn(values[j] * 32768.0f) + 0x00808080u) ^ 0x00808080u;
+    const u32 low[2] = {__byte_perm(v[0], v[1], 0x5140), __byte_perm(v[2], v[3], 0x5140)};
+    const u32 high[2] = {__byte_perm(v[0], v[1], 0x7362), __byte_perm(v[2], v[3], 0x7362)};
+    digits[0] = __byte_perm(low[0], low[1], 0x5410), digits[1] = __byte_perm(low[0], low[1], 0x7632);
+    digits[2] = __byte_perm(high[0], high[1], 0x5410), digits[3] = __byte_perm(high[0], high[1], 0x7632);
+}
+
+// What a unit of the sums of a column is worth: 256 times as much as in the column before it.
+__device__ __forceinline__ float worth_of(int column) {
+    return column > 3 ? 0.0f : __uint_as_float((u32)(127 + 8 * column - 15 - (KIND == INT4 ? 4 : 0)) << 23);
+}
+
+// Lays eight values of the row, below 2^15, where the products take their digits: [pieces, vectors, 4 digits, 64 bytes].
+// Whole warps call it.
+__device__ __forceinline__ void put_digits(char* staged_x, int i, const float (&v)[8]) {
+    u32 first[4], second[4];
+    digits_of(v, first), digits_of(v + 4, second);
+    if (KIND == INT8) {
+#pragma unroll
+        for (int d = 0; d < 4; d++)
+            if (i < IN_VECTORS)
+                *(uint2*)(staged_x + i / 8 * 256 + d * 64 + i % 8 * 8) = make_uint2(first[d], second[d]);
+        return;
     }
-    if (!ZERO) return;
+    // a byte of the weight has a nibble of a quarter of a piece and one of the next; the byte after it has those of the
+    // quarters two further, which are eight lanes away: of both, each lane lays one half
+    const bool later = i & 8;
+    char* to = staged_x + i / 16 * 512 + later * 256 + i % 4 * 16 + i / 4 % 2 * 4;
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        const u32 other = __shfl_xor_sync(~0u, later ? first[d] : second[d], 8);
+        const u32 a = later ? other : first[d], b = later ? second[d] : other;
+        *(u32*)(to + d * 64) = __byte_perm(a, b, 0x5140), *(u32*)(to + d * 64 + 8) = __byte_perm(a, b, 0x7362);
+    }
+}
+
+// Lays the sum of a piece of the row; whole warps call it.
+__device__ __forceinline__ void put_sum(float* sums_of_x, int i, const float (&v)[8]) {
     float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < 8; j++) sum += float_of(v.v[j / 2] >> 16 * (j % 2));
+    for (int j = 0; j < 8; j++) sum += v[j];
 #pragma unroll
     for (int lanes = 1; lanes < PIECE_INPUTS / 8; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (i < IN_VECTORS && i % (PIECE_INPUTS / 8) == 0) sums_of_x[i / (PIECE_INPUTS / 8)] = sum;
+    if (i % (PIECE_INPUTS / 8) == 0) sums_of_x[i / (PIECE_INPUTS / 8)] = sum;
 }
 
 // The thread's vectors of the row of a product without a norm.
@@ -383,7 +416,7 @@ __device__ __forceinline__ void load_normalized(
 // Lays the row into shared memory, in the type of the products, and for zero points the sums of its pieces;
 // returns what its products are to be multiplied by. `scratch`: [3, WARPS]
 __device__ __forceinline__ float stage_row(
-    const void* x, const Norm& norm, Vector* staged_x, float* sums_of_x, float* scratch, bool is_writer) {
+    const void* x, const Norm& norm, char* staged_x, float* sums_of_x, float* scratch, bool is_writer) {
     Eight<X_TYPE> row[VECTORS] = {};
     if (NORM == NO_NORM) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -396,21 +429,25 @@ __device__ __forceinline__ float stage_row(
         for (int k = 0; k < VECTORS; k++)
 #pragma unroll
             for (int j = 0; j < 4; j++) most = __vmaxu2(most, row[k].v[0].v[j] & 0x7FFF7FFF);
-        by = scale_of(reduced<true>(fmaxf(lower_half(most), upper_half(most)), scratch + 2 * WARPS));
+        const float low = X_TYPE == BFLOAT16 ? lower_half(most) : float_of(most);
+        const float high = X_TYPE == BFLOAT16 ? upper_half(most) : float_of(most >> 16);
+        by = scale_of(reduced<true>(fmaxf(low, high), scratch + 2 * WARPS));
     }
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         const int i = threadIdx.x + k * THREADS;
         if (i >= (IN_VECTORS + 31) / 32 * 32) break;
-        if (SCALED_X) {
-            float v[8];
-            row[k].unpack(v);
-            Eight<FLOAT16> scaled;
+        float v[8];
+        row[k].unpack(v);
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] *= by;
-            scaled.pack(v);
-            put(staged_x, sums_of_x, i, scaled.v[0]);
-        } else put(staged_x, sums_of_x, i, row[k].v[0]);
+        for (int j = 0; j < 8; j++) v[j] *= by;
+        if (ZERO) put_sum(sums_of_x, i, v);
+        if (INTEGERS) put_digits(staged_x, i, v);
+        else if (i < IN_VECTORS) {
+            Eight<FLOAT16> scaled;
+            if (SCALED_X) scaled.pack(v);
+            ((Vector*)staged_x)[i] = SCALED_X ? scaled.v[0] : row[k].v[0];
+        }
     }
     multiplying_warps_meet();
     return 1.0f / by;
@@ -465,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
     constexpr int SUMS_OF_X = ZERO ? (NUM_PIECES + 3) / 4 * 4 : 0;
     const u32 weights = shared_address(memory), scales = weights + STAGES * STAGE;
     char* staged_x = memory + STAGES * STAGE + PLACES * (SCALES + ZEROS);
-    float* sums = (float*)(staged_x + 2 * INPUTS);       // [tiles, WARPS, ROWS]
+    float* sums = (float*)(staged_x + X_BYTES * INPUTS); // [tiles, WARPS, ROWS]
     float* scratch = sums + MOST_TILES * WARPS * ROWS;   // [3, WARPS]
     float* sums_of_x = scratch + 3 * WARPS;
     const u32 full = shared_address(sums_of_x + SUMS_OF_X), empty = full + 8 * STAGES;
@@ -497,22 +534,24 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
             scales_of_mine[k][of] = has_result && PER_OUTPUT ? scale[at] : 1.0f;
             biases[k][of] = has_result && BIAS ? value_at<X_TYPE>(bias, at) : 0.0f;
         }
-    const float of_x = stage_row(x, norm, (Vector*)staged_x, sums_of_x, scratch, blockIdx.x == 0);
+    const float of_x = stage_row(x, norm, staged_x, sums_of_x, scratch, blockIdx.x == 0);
     asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory");  // with what the copying warp did first
 
     // row of a box: eight lanes read two rows at once, four apart, which the copy laid into different banks
     const int row = lane / 4 % 2 * 4 + lane / 8, part = lane % 4;
     const int line = warp * PIECES / 2, piece_of_line = PIECES == 1 ? warp % 2 : 0;
     const u32 weights_at = in_register(weights + line * (8 * LINE) + row * LINE + ((piece_of_line * 4 + part) ^ row) * 16);
-    // of a piece of x: what a lane multiplies, in the first of eight columns; the others keep zeros
-    constexpr int VECTORS_OF_X = PIECE_INPUTS / 32, X_STRIDE = KIND == INT4 ? 64 : 16;
-    const u32 x_at = in_register(shared_address(staged_x) + part * (KIND == INT4 ? 16 : VECTORS_OF_X * 16));
-    const u32 first_column = in_register(lane < 4);
+    // of a piece of x: what a lane multiplies, in the first columns of eight; the others keep zeros
+    constexpr int X_STRIDE = INTEGERS ? 256 : 16;
+    const u32 x_at = in_register(shared_address(staged_x) + (INTEGERS ? lane % 16 : part * VECTORS_OF_X) * 16);
+    const u32 has_column = in_register(lane < (INTEGERS ? 16 : 4));
     Vector columns[PIECES][VECTORS_OF_X] = {};
+    const float first_worth = INTEGERS ? worth_of(2 * part) : 1.0f, second_worth = worth_of(2 * part + 1);
     float* to = sums + warp * ROWS + row;
     int stage = 0, parity = 0, place = 0;
     for (int tile = 0; tile < share.count; tile++) {
-        float low = 0.0f, high = 0.0f, c[2][4] = {};  // of `row` of the two boxes
+        float low = 0.0f, high = 0.0f;  // of `row` of the two boxes
+        Sum c[2][4] = {};               // of two columns each
 #if KIND == INT4
         const u32 scales_at = scales + place * (SCALES + ZEROS) + row * GROUPS * 4;
         const u32 zeros_at = scales + place * (SCALES + ZEROS) + SCALES + row * GROUPS;
@@ -523,29 +562,27 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
             if (first < NUM_PIECES) {
 #pragma unroll
                 for (int h = 0; h < PIECES; h++) {
-                    const u32 at = (weights_at + stage * STAGE) ^ 64 * h, x_of_piece = x_at + (first + h) * (PIECE_INPUTS * 2);
+                    const u32 at = (weights_at + stage * STAGE) ^ 64 * h, x_of_piece = x_at + (first + h) * (PIECE_INPUTS * X_BYTES);
                     const Vector a = load_shared(at), b = load_shared(at + BOX);
 #pragma unroll
-                    for (int j = 0; j < VECTORS_OF_X; j++) load_shared_if(first_column, x_of_piece + j * X_STRIDE, columns[h][j]);
+                    for (int j = 0; j < VECTORS_OF_X; j++) load_shared_if(has_column, x_of_piece + j * X_STRIDE, columns[h][j]);
 #if KIND == INT4
-                    float d[2][4] = {};
+                    Sum d[2][4] = {};
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        const u32 p = a.v[j] >> 8, q = b.v[j] >> 8;
-                        const Vector &of_low = columns[h][j / 2], &of_high = columns[h][2 + j / 2];
-                        const int k = j % 2 * 2;
-                        multiply_add(d[0], low4(a.v[j]), low4(b.v[j]), low4(p), low4(q), of_low.v[k], of_low.v[k + 1]);
-                        multiply_add(d[1], high4(a.v[j]), high4(b.v[j]), high4(p), high4(q), of_high.v[k], of_high.v[k + 1]);
+                        const Vector& of_x = columns[h][j / 2];
+                        multiply_add(d[j % 2], low4(a.v[j]), low4(b.v[j]), high4(a.v[j]), high4(b.v[j]),
+                                     of_x.v[j % 2 * 2], of_x.v[j % 2 * 2 + 1]);
                     }
                     const int group = (first + h) / (NUM_PIECES / GROUPS);
                     float less = 0.0f, less_high = 0.0f;
-                    if (ZERO) {
+                    if (ZERO && part == 0) {
                         less = (byte_at(zeros_at + group) - 8.0f) * sums_of_x[first + h];
                         less_high = (byte_at(zeros_at + group + ZEROS / 2) - 8.0f) * sums_of_x[first + h];
                     }
-                    low += float_at(scales_at + 4 * group) * (d[0][0] + d[1][0] - less);
-                    high += float_at(scales_at + 4 * group + SCALES / 2) * (d[0][2] + d[1][2] - less_high);
-#elif KIND == DENSE
+                    low += float_at(scales_at + 4 * group) * ((d[0][0] + d[1][0]) * first_worth + (d[0][1] + d[1][1]) * second_worth - less);
+                    high += float_at(scales_at + 4 * group + SCALES / 2) * ((d[0][2] + d[1][2]) * first_worth + (d[0][3] + d[1][3]) * second_worth - less_high);
+#elif KIND == DENSE || KIND == INT8
 #pragma unroll
                     for (int j = 0; j < 2; j++)
                         multiply_add(c[j], a.v[2 * j], b.v[2 * j], a.v[2 * j + 1], b.v[2 * j + 1],
@@ -566,8 +603,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
         }
         if (++place == PLACES) place = 0;
 #if KIND != INT4
-        low = c[0][0] + c[1][0], high = c[0][2] + c[1][2];
+        low = (c[0][0] + c[1][0]) * first_worth, high = (c[0][2] + c[1][2]) * first_worth;
 #endif
+        if (INTEGERS) {
+            if (KIND == INT8) low += (c[0][1] + c[1][1]) * second_worth, high += (c[0][3] + c[1][3]) * second_worth;
+            low += __shfl_xor_sync(~0u, low, 1), high += __shfl_xor_sync(~0u, high, 1);
+        }
         if (part == 0) to[0] = low, to[8] = high;
         to += WARPS * ROWS;
     }

@@ -2,9 +2,11 @@
 9.0 and up): gemv.cu.
 
 Within `norms_ahead.NormsAhead` a norm of one row waits for the product that takes its row: both are one kernel then. On
-an H200 a layer of LLaMA-7B takes 44 µs with 4 bits and 61 with 8, attention over 632 tokens included. One kernel for
-all products between two attentions, whose programs handed each other the results while the next weights arrived, took
-48 and 66: they waited for each other longer than launches take.
+an H200 a layer of LLaMA-7B takes 40 µs with 4 bits and 58 with 8, attention over 664 tokens included. What was slower:
+one kernel for all products between two attentions, whose programs handed each other the results while the next weights
+arrived (they waited for each other longer than launches take); programs so small that those of the next kernel begin
+beside them (where two of one kernel meet on a processor, the others wait for it); and going through a program with
+zeros first, while it waits for the row.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from vlm.ops.kernels.norms_ahead import NO_NORM, VECTOR, X_TYPES, Norm, NormsAhe
 
 TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and bytes of a row
 MOST_VECTORS, MOST_RESULTS = 8, 4  # of a thread
-IN_FLIGHT = 64 * 1024  # bytes of the weight on their way to a processor: with more, all else waits behind them
+# bytes of the weight that there is room for: of 8 warps' programs two share a processor, beside those of 16 attention's
+# have room (attend.py), which read ahead as well
+RINGS = {8: 80 * 1024, 16: 112 * 1024}
+# bytes of it on their way to a processor, by the warps of a program, and of one that has room for all of it: all else
+# waits behind them
+IN_FLIGHT, OF_SMALL = {8: 64 * 1024, 16: 48 * 1024}, 32 * 1024
 LARGE = 48 * 1024  # bytes of the weight beyond which a program of several tiles has twice the warps
 MOST_DENSE = 128 * 1024**2  # bytes of a weight of 16 bits: of larger ones linear.py's kernel reads more a second
-RING = 10 * 1024  # bytes of the weight that there is room for, a warp: of 8 warps' programs two share a processor
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 INT8, E4M3, INT4, DENSE = range(4)
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.uint8: INT4} | dict.fromkeys(X_TYPES, DENSE)
@@ -78,7 +84,7 @@ class Shape:
     @property
     def pieces(self) -> int:
         """Those that a warp has of a stage."""
-        return 2 if self.num_pieces > self.warps and self.num_pieces % 2 == 0 else 1
+        return 2 if self.warps == FEWEST_WARPS < self.num_pieces and self.num_pieces % 2 == 0 else 1
 
     @property
     def _row(self) -> int:
@@ -94,12 +100,13 @@ class Shape:
     def stages(self) -> int:
         """Those that there is room for, however few are needed: of smaller programs some processors would have two of a
         kernel, and others none."""
-        return RING * self.warps // (TILE_ROWS * self._row)
+        return RINGS[self.warps] // (TILE_ROWS * self._row)
 
     @property
     def depth(self) -> int:
         """Stages on their way at once."""
-        return min(self.stages, IN_FLIGHT // (TILE_ROWS * self._row))
+        is_small = self.most_tiles * self._chunks <= self.stages
+        return min(self.stages, (OF_SMALL if is_small else IN_FLIGHT[self.warps]) // (TILE_ROWS * self._row))
 
     @property
     def lines(self) -> int:
@@ -113,8 +120,9 @@ class Shape:
         places = min(self.most_tiles, -(-(self.stages - 1) // self._chunks) + 1) if self.kind == INT4 else 0
         scales = places * TILE_ROWS * self.groups * (5 if self.zero else 4)
         sums = 4 * self.most_tiles * self.warps * TILE_ROWS + 12 * self.warps
+        x = self.inputs * (4 if self.kind in (INT8, INT4) else 2)
         sums_of_x = 4 * (-(-self.num_pieces // 4) * 4) if self.zero else 0
-        return self.stages * (TILE_ROWS * self._row + 16) + scales + 2 * self.inputs + sums + sums_of_x
+        return self.stages * (TILE_ROWS * self._row + 16) + scales + x + sums + sums_of_x
 
     @property
     def fits(self) -> bool:
