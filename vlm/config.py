@@ -126,6 +126,16 @@ class VisionConfig(Config):
         """Says whether all images have `image_size`."""
         return True
 
+    @property
+    def network_size(self) -> tuple[int, int]:
+        """(height, width) of what the network takes at once: an image, or one of its tiles."""
+        return self.image_size
+
+    @property
+    def network_rows(self) -> int:
+        """Feature rows of that."""
+        return self.max_rows
+
     def takes(self, height: int, width: int) -> bool:
         """Says whether images of so many pixels are read."""
         return (height, width) == tuple(self.image_size)
