@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vlm.config import VisionConfig
@@ -89,15 +90,12 @@ def largest_size(side: int) -> tuple[int, int]:
 
 def join_tiles(tiles: Tensor, down: int, across: int) -> Tensor:
     """Lays tiles [n, C, side, side], row by row and the whole last, out as an image [C, H, W] of the same type; `down`
-    0: there is the whole alone."""
+    0: there is the whole alone. Beside the whole it is repeated: levels and values stay the same image."""
     if not down:
         return tiles[0]
     count, channels, side, _ = tiles.shape
-    image = tiles.new_zeros(channels, (down + 1) * side, across * side)
     parts = tiles[: count - 1].view(down, across, channels, side, side).permute(2, 0, 3, 1, 4)
-    image[:, : down * side] = parts.reshape(channels, down * side, across * side)
-    image[:, down * side :, :side] = tiles[-1]
-    return image
+    return torch.cat((parts.reshape(channels, down * side, across * side), tiles[-1].repeat(1, 1, across)), 1)
 
 
 def cut_tiles(image: Tensor, side: int) -> list[Tensor]:
