@@ -3,11 +3,13 @@ of few words."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTokenizerFast
@@ -29,13 +31,23 @@ def token(text: str) -> int:
     return [*WORDS, *SPECIAL].index(text)
 
 
-def save(folder: Path, seed: int = 0, **text):
-    """Writes the folder that people have -> Hugging Face's model."""
+# what follows an image and its prompt, where a page is written: a title, a text and a table of one row
+SCRIPT = [ROLE, "<doctag>", "<title>", "w1 ", "</title>", "<text>", "w2 ", "</text>", "<otsl>", "<fcel>", "w3 ", "<nl>",
+          "</otsl>", "</doctag>", END]  # fmt: skip
+MARKDOWN = "# w1\n\nw2\n\n| w3 |\n| --- |"
+
+
+def save(folder: Path, seed: int = 0, *, scripted: bool = False, **text):
+    """Writes the folder that people have -> Hugging Face's model; of one that is `scripted`, tokens follow one another
+    as in SCRIPT."""
     # tiles and rows of them as published: pages fit
     tower = {"num_hidden_layers": 1, "image_size": 512, "patch_size": 16}
     words = {"vocab_size": len(WORDS) + len(SPECIAL), "max_position_embeddings": 8192, "bos_token_id": token(START),
              "eos_token_id": token(END), "pad_token_id": token(END)}  # fmt: skip
-    model = tiny.idefics3(seed, tower=tower, text=words | text, image_token_id=token(MARK), scale_factor=4)
+    names = {"image_token_id": token(MARK), "scale_factor": 4, "tie_word_embeddings": not scripted}
+    model = tiny.idefics3(seed, tower=tower, text=words | text, **names)
+    if scripted:
+        _follow(model, list(map(token, SCRIPT)))
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     for file in ("preprocessor_config.json", "processor_config.json", "chat_template.jinja"):
@@ -44,6 +56,21 @@ def save(folder: Path, seed: int = 0, **text):
     generation |= {"eos_token_id": token(END), "bos_token_id": token(START), "pad_token_id": token(END)}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return model
+
+
+@torch.no_grad()
+def _follow(model, tokens: list[int]) -> None:
+    """Changes weights so that layers add nothing, and the head finds each token's successor by its embedding."""
+    embeddings = torch.nn.functional.normalize(model.get_input_embeddings().weight)
+    model.get_input_embeddings().weight.copy_(embeddings)
+    model.get_output_embeddings().weight.zero_()
+    for last, following in itertools.pairwise(tokens):
+        model.get_output_embeddings().weight[following] = embeddings[last]
+    text = model.model.text_model
+    text.norm.weight.fill_(1.0)
+    for layer in text.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -232,6 +232,7 @@ def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
     if images:
         torch.testing.assert_close(torch.stack(tiles), inputs["pixel_values"][0], atol=2e-6, rtol=0)
         assert inputs["pixel_attention_mask"].all(), "no pixel is left out"
+    assert all(each.pixels.dtype == torch.uint8 for each in request.images), "a quarter of the bytes"
 
 
 SETTINGS = {
