@@ -127,13 +127,13 @@ class VisionConfig(Config):
         return True
 
     @property
-    def network_size(self) -> tuple[int, int]:
-        """(height, width) of what the network takes at once: an image, or one of its tiles."""
-        return self.image_size
+    def network_size(self) -> tuple[int, int] | None:
+        """(height, width) of all that the network takes, images or tiles of them; None where these have several."""
+        return self.image_size if self.fixed_size else None
 
     @property
     def network_rows(self) -> int:
-        """Feature rows of that."""
+        """Feature rows of what the network takes, at most."""
         return self.max_rows
 
     def takes(self, height: int, width: int) -> bool:

@@ -163,6 +163,14 @@ def test_ranks(case, split):
     assert [out.token_ids for out in found] == [out.token_ids for out in ask(alone)]
 
 
+def test_onnx_runtime_encodes_tiles(case):
+    """One graph of tiles reads images of any grid."""
+    folder = case.engine.path.parent / "onnx"
+    pipe = Pipeline(build_engine(_checkpoint(case.engine), folder, BuildConfig(backend="onnxruntime")), cpu())
+    found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
+    assert [out.token_ids for out in found] == [case.theirs(*given) for given in case.prompts]
+
+
 def _checkpoint(engine) -> Checkpoint:
     return Checkpoint.open(engine.path.parent / "checkpoint")
 

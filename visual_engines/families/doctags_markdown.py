@@ -11,6 +11,7 @@ from visual_engines.families.otsl import table
 LEFT_OUT = ("page_header", "page_footer", "page_break")
 BULLET = re.compile(r"[•·‣▪◦●○–—*-]\s+")
 NUMBER = re.compile(r"\d+[.)]\s")
+KIND = re.compile(r"^\s*<[a-z_]+>")  # of a picture: <line_chart>
 BOXES = {"checkbox_selected": "- [x]", "checkbox_unselected": "- [ ]"}
 
 
@@ -43,13 +44,13 @@ def _block(element: Element) -> list[str]:
     if name in LEFT_OUT:
         return []
     if name in TABLES:
-        return [*_captions(element), table(_without_captions(element), _words)]
+        return [*_captions(element), table(_content(element), _words)]
     if name in LISTS:
         return ["\n".join(_items(element))]
     if name == "list_item":  # of no list
         return ["\n".join(_item(element, "-"))]
     if name == "picture":
-        return _picture(element)
+        return [*_captions(element), *_blocks(_content(element))]
     if name in ("code", "smiles"):
         return [_code(element)]
     if name == "formula":
@@ -89,14 +90,10 @@ def _captions(element: Element) -> list[str]:
     return [words for part in element.elements if part.name == "caption" and (words := _words(part.parts))]
 
 
-def _without_captions(element: Element) -> Element:
-    return Element(element.name, [p for p in element.parts if isinstance(p, str) or p.name != "caption"])
-
-
-def _picture(element: Element) -> list[str]:
-    """Returns its caption, and the tables of a chart; what else it has is the kind of picture."""
-    inside = [part for part in element.elements if part.name not in ("caption", *LEFT_OUT)]
-    return [*_captions(element), *(block for part in inside for block in _block(part) if block)]
+def _content(element: Element) -> Element:
+    """Returns a picture or table without its captions, and what it is a picture of."""
+    parts = [KIND.sub("", part, count=1) if isinstance(part, str) else part for part in element.parts]
+    return Element(element.name, [part for part in parts if isinstance(part, str) or part.name != "caption"])
 
 
 def _items(element: Element) -> Iterator[str]:

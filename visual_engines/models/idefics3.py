@@ -89,8 +89,9 @@ class Idefics3Vision(nn.Module):
 
 def shuffled(x: Tensor, side: int, scale: int) -> Tensor:
     """Joins the rows of each square of `scale` to a side: [n, side², C] -> [n, (side / scale)², scale² · C]"""
-    x = x.view(len(x), side // scale, scale, side // scale, scale, -1).transpose(2, 3)
-    return x.reshape(len(x), (side // scale) ** 2, -1)
+    count, _, width = x.shape
+    x = x.view(count, side // scale, scale, side // scale, scale, width).transpose(2, 3)
+    return x.reshape(count, (side // scale) ** 2, scale**2 * width)
 
 
 def patch_positions(side: int) -> Tensor:
