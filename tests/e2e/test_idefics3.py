@@ -60,6 +60,11 @@ def test_pages_become_markdown(scripted, tmp_path):
     assert out.exit_code == 0, out.output
     files = sorted(tmp_path.glob("*.md"))
     assert [file.read_text().strip() for file in files] == [idefics3_kit.MARKDOWN] * 2
+    out = call("ocr", scripted.parent / "pages", "--out", tmp_path, "--model", scripted, "--device", "cpu",
+               "--max-new-tokens", 30, "--workers", 0, "--format", "mmd")  # fmt: skip
+    tags = "".join(idefics3_kit.SCRIPT[1:-1]).split()  # a tokenizer of words puts blanks between them
+    found = [file.read_text().split() for file in sorted(tmp_path.glob("*.mmd"))]
+    assert list(map("".join, found)) == ["".join(tags)] * 2, out.output
 
 
 def test_pages_that_end_amid_a_table(scripted, tmp_path):

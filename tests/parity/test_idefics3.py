@@ -247,7 +247,11 @@ SETTINGS = {
     "not split": {"do_image_splitting": False},
     "not scaled": {"do_resize": False},
     "smaller": {"size": {"longest_edge": 700}},
-    "SmolVLM's": {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 1024}},
+    "SmolVLM2's": {
+        "image_processor_type": "SmolVLMImageProcessorFast",
+        "size": {"longest_edge": 1024},
+        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 512}},
+    },
     "bicubic": {"resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.1]},
 }
 
@@ -261,7 +265,7 @@ def test_other_settings_of_the_processor(name, tmp_path):
     own = json.loads((idefics3_kit.PUBLISHED / "preprocessor_config.json").read_text()) | SETTINGS[name]
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(own))
     ours = ImageProcessor.from_dir(tmp_path, IMAGES)
-    theirs = getattr(transformers, own["image_processor_type"]).from_pretrained(tmp_path)
+    theirs = getattr(transformers, own["image_processor_type"].removesuffix("Fast")).from_pretrained(tmp_path)
     for picture in idefics3_kit.pictures():
         exact = theirs([picture], return_tensors="pt")["pixel_values"][0]
         found = torch.stack(cut_tiles(ours([picture])[0], 512))
@@ -329,6 +333,23 @@ def test_videos_are_refused(published):
     video = [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]
     with pytest.raises(InputError, match=r"holds a part of type 'video'; allowed are text and image\."):
         Pipeline(published[2], cpu()).generate({"messages": video})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 1}},
+        {"do_resize": False, "max_image_size": {"longest_edge": 8}},
+    ],
+    ids=str,
+)
+def test_settings_that_cut_images_to_pieces(settings, tmp_path):
+    from visual_engines.families.idefics3 import IMAGES
+
+    named = settings | {"image_processor_type": "Idefics3ImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(named))
+    with pytest.raises(EngineError, match=r"into tiles of \d; a side has 64 at most\."):
+        ImageProcessor.from_dir(tmp_path, IMAGES)
 
 
 @pytest.mark.parametrize("name", ["size", "max_image_size"])

@@ -29,6 +29,8 @@ TEMPLATE = (
 PAGE_PROMPTS: dict[str, str] = dict.fromkeys(("granite-docling", "SmolDocling"), "Convert this page to docling.")
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 SIDES = 4  # of a tile that images are scaled to, as published
+MOST_TILES = 64  # to a side
+MOST_PIXELS = 4096  # a side that the class scales to
 
 
 def image_text(grid: tuple[int, ...] | None) -> str:
@@ -54,9 +56,14 @@ def _settings(image_size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _load(name: str, settings: Settings) -> Transform:
-    """Returns what transformers' class does with one image, its tiles laid out as one."""
+    """Returns what transformers' class does with one image, its tiles laid out as one. ValueError for tiles that are so
+    small that there would be thousands."""
     import transformers
 
+    longest, tile = (largest(settings.get(key)) for key in ("size", "max_image_size"))
+    longest = longest if settings.get("do_resize", True) else MOST_PIXELS
+    if tile and longest > MOST_TILES * tile:
+        raise ValueError(f"it cuts images of {longest} pixels into tiles of {tile}; a side has {MOST_TILES} at most")
     # of one image all tiles have one size: padded, levels would become floats
     return transform_by(
         getattr(transformers, name), {**settings, "do_pad": False, "return_row_col_info": True}, _pixels
@@ -80,7 +87,7 @@ def _scale(size: tuple[float, float], settings: Settings) -> float | None:
     longest, tile = (largest(settings.get(name)) for name in ("size", "max_image_size"))
     if not longest or not tile or not settings.get("do_resize", True):
         return None
-    target = min(longest, 4096) / max(size)
+    target = min(longest, MOST_PIXELS) / max(size)
     if not settings.get("do_image_splitting", True):
         return max(target, tile / min(size))
     return max(math.ceil(side * target / tile) * tile / side for side in size)
