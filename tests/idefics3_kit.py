@@ -37,17 +37,20 @@ SCRIPT = [ROLE, "<doctag>", "<title>", "w1 ", "</title>", "<text>", "w2 ", "</te
 MARKDOWN = "# w1\n\nw2\n\n| w3 |\n| --- |"
 
 
-def save(folder: Path, seed: int = 0, *, scripted: bool = False, **text):
-    """Writes the folder that people have -> Hugging Face's model; of one that is `scripted`, tokens follow one another
-    as in SCRIPT."""
+# the same, which never comes to an end
+LOOP = [*SCRIPT[: SCRIPT.index("w2 ") + 1], "w3 ", "w4 ", "w2 "]
+
+
+def save(folder: Path, seed: int = 0, *, script: list[str] | None = None, **text):
+    """Writes the folder that people have -> Hugging Face's model; with a `script` its tokens follow one another."""
     # tiles and rows of them as published: pages fit
     tower = {"num_hidden_layers": 1, "image_size": 512, "patch_size": 16}
     words = {"vocab_size": len(WORDS) + len(SPECIAL), "max_position_embeddings": 8192, "bos_token_id": token(START),
              "eos_token_id": token(END), "pad_token_id": token(END)}  # fmt: skip
-    names = {"image_token_id": token(MARK), "scale_factor": 4, "tie_word_embeddings": not scripted}
+    names = {"image_token_id": token(MARK), "scale_factor": 4, "tie_word_embeddings": script is None}
     model = tiny.idefics3(seed, tower=tower, text=words | text, **names)
-    if scripted:
-        _follow(model, list(map(token, SCRIPT)))
+    if script is not None:
+        _follow(model, list(map(token, script)))
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     for file in ("preprocessor_config.json", "processor_config.json", "chat_template.jinja"):
@@ -65,7 +68,7 @@ def _follow(model, tokens: list[int]) -> None:
     model.get_input_embeddings().weight.copy_(embeddings)
     model.get_output_embeddings().weight.zero_()
     for last, following in itertools.pairwise(tokens):
-        model.get_output_embeddings().weight[following] = embeddings[last]
+        model.get_output_embeddings().weight[following] += embeddings[last]
     text = model.model.text_model
     text.norm.weight.fill_(1.0)
     for layer in text.layers:

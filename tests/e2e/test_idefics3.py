@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 def scripted(folder, tmp_path_factory):
     """One that writes the same page whatever it reads, and two pages in a folder."""
     model = tmp_path_factory.mktemp("scripted") / "granite-docling-258M"
-    idefics3_kit.save(model, scripted=True)
+    idefics3_kit.save(model, script=idefics3_kit.SCRIPT)
     pages = model.parent / "pages"
     pages.mkdir()
     for i in range(2):
@@ -73,6 +73,19 @@ def test_pages_that_end_amid_a_table(scripted, tmp_path):
                "--max-new-tokens", 10, "--workers", 0, "--retries", 0)  # fmt: skip
     [file] = tmp_path.glob("*.md")
     assert "w2" in file.read_text() and "</" not in file.read_text(), out.output
+
+
+def test_pages_without_end(folder, tmp_path):
+    """A loop is ended at its first turn, after another attempt, and the page counts as a bad one."""
+    model = tmp_path / "granite-docling-258M"
+    idefics3_kit.save(model, script=idefics3_kit.LOOP)
+    out = call("ocr", folder.parent / "3.png", "--out", tmp_path / "out", "--model", model, "--device", "cpu",
+               "--workers", 0, "--retries", 1, "--format", "jsonl")  # fmt: skip
+    assert out.exit_code == 1, out.output
+    [file] = (tmp_path / "out").glob("*.jsonl")
+    page = json.loads(file.read_text())
+    assert page["text"].startswith("# w1\n\nw2 w3 w4") and page["metadata"]["finish_reason"] == "loop"
+    assert page["metadata"]["attempts"] == 2 and page["metadata"]["tokens"] < 1000
 
 
 def test_pages_are_asked_about_as_published(folder, tmp_path):

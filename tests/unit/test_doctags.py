@@ -101,6 +101,13 @@ def test_elements_without_end_in_each_other(name):
     assert to_markdown("<doctag>" + f"<{name}>" * 8000 + "word").endswith("word")
 
 
+@pytest.mark.parametrize("cell", ["<fcel>", "<ucel>"])
+def test_tables_that_no_page_has(cell):
+    """Rows are not filled up where that makes millions of cells."""
+    found = to_markdown("<otsl>" + "<ched>a" * 4000 + "<nl>" + f"{cell}<nl>" * 4000)
+    assert len(found) < 200_000 and found.count("\n") >= 4000
+
+
 def test_tags_of_a_tokenizer():
     tags = ("<doctag>", "</doctag>", "<fcel>", "<nl>", "<section_header_level_3>", "<loc_500>", "<_python_>", "<key_",
             "</value_", "<link_7>")  # fmt: skip

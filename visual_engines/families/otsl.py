@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from visual_engines.families.doctags import CELLS, Element
 
 Words = Callable[[list[Element | str]], str]
+SPANNED = ("lcel", "ucel", "xcel")  # go on from the cell at the left, above, or both
+MOST_CELLS = 50_000
 HEADERS = ("ched", "rhed", "srow")
 
 
@@ -23,9 +25,8 @@ def table(element: Element, words: Words) -> str:
     grid = _grid(element)
     if not any(grid):
         return words(element.parts)
-    width = max(map(len, grid))
-    rows = [[*row, *(Cell("ecel", []) for _ in range(width - len(row)))] for row in grid]  # the last may be cut off
-    spans = any(cell.kind in ("lcel", "ucel", "xcel") for row in rows for cell in row)
+    rows = _even(grid)
+    spans = any(cell.kind in SPANNED for row in rows for cell in row)
     return _html(rows, words) if spans else _markdown(rows, words)
 
 
@@ -39,6 +40,14 @@ def _grid(element: Element) -> list[list[Cell]]:
         elif rows[-1]:  # what stands before the first cell of a row is of none
             rows[-1][-1].parts.append(part)
     return [row for row in rows if row]
+
+
+def _even(grid: list[list[Cell]]) -> list[list[Cell]]:
+    """Fills rows up to the widest: the last may be cut off. Of a grid that no page has, the first alone, which
+    markdown's tables are as wide as."""
+    width = max(map(len, grid))
+    few = len(grid) if len(grid) * width <= MOST_CELLS else 1
+    return [[*row, *(Cell("ecel", []) for _ in range(width - len(row)))] for row in grid[:few]] + grid[few:]
 
 
 def _markdown(rows: list[list[Cell]], words: Words) -> str:
@@ -57,14 +66,14 @@ def _html(rows: list[list[Cell]], words: Words) -> str:
 def _begins(rows: list[list[Cell]], y: int, x: int) -> bool:
     """Says whether a cell begins here: one that goes on from none, at the edge of a table, is empty."""
     kind = rows[y][x].kind
-    return kind not in ("lcel", "ucel", "xcel") or (kind == "lcel" and not x) or (kind == "ucel" and not y)
+    return kind not in SPANNED or (kind == "lcel" and not x) or (kind == "ucel" and not y)
 
 
 def _cell(rows: list[list[Cell]], y: int, x: int, words: Words) -> str:
     across, down = x + 1, y + 1
     while across < len(rows[y]) and rows[y][across].kind == "lcel":
         across += 1
-    while down < len(rows) and rows[down][x].kind == "ucel":
+    while down < len(rows) and x < len(rows[down]) and rows[down][x].kind == "ucel":
         down += 1
     tag = "th" if rows[y][x].kind in HEADERS else "td"
     spans = {"colspan": across - x, "rowspan": down - y}
