@@ -9,6 +9,7 @@ import torch
 from tests import tiny
 from vlm.api.pipeline import Pipeline
 from vlm.config import VisionConfig
+from vlm.layers.image_tiles import TiledVisionConfig
 from vlm.layers.patches import PatchedVisionConfig
 
 MODELS = {
@@ -31,6 +32,7 @@ MODELS = {
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
     "lighton-ocr": lambda: tiny.lighton_ocr(seed=1),
+    "idefics3": lambda: tiny.idefics3(seed=1),
     "qwen2-vl": lambda: tiny.qwen_vl(seed=1, second=False),
     "qwen2.5-vl": lambda: tiny.qwen_vl(seed=1),
     "blip2-opt": lambda: tiny.blip2("opt", seed=1),
@@ -40,6 +42,8 @@ MODELS = {
 
 def image_size(vision: VisionConfig) -> tuple[int, int]:
     """Returns the (height, width) of an image for a test: of networks that read large ones a small one."""
+    if isinstance(vision, TiledVisionConfig):
+        return 3 * vision.tile_size, 2 * vision.tile_size
     if vision.max_rows <= 256 or not isinstance(vision, PatchedVisionConfig):
         return vision.image_size
     square = vision.patch_size * vision.merge_size

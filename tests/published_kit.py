@@ -165,6 +165,12 @@ SMALL |= {
     "llava": Small({}, parts={"vision_config": "clip_vision_model", "text_config": "llama"},
                    model="LlavaForConditionalGeneration"),
     **dict.fromkeys(("lighton_ocr", "mistral3"), _LIGHTON),
+    **dict.fromkeys(("idefics3_vision", "smolvlm_vision"),
+                    Small(_VIT | {"image_size": lambda config: 8 * config["patch_size"]})),
+    "idefics3": Small({}, parts={"vision_config": "idefics3_vision", "text_config": "llama"},
+                      model="Idefics3ForConditionalGeneration"),
+    "smolvlm": Small({}, parts={"vision_config": "smolvlm_vision", "text_config": "llama"},
+                     model="SmolVLMForConditionalGeneration"),
     "qwen2_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, parts={"text_config": "qwen2_vl_text"},
                       model="Qwen2VLForConditionalGeneration"),
     "qwen2_vl_text": Small(_QWEN_VL, _QWEN_VL_PRESENT),
@@ -178,7 +184,8 @@ SMALL |= {
 }  # fmt: skip
 # the cases of these stand in test_published_vision.py
 VISUAL = (
-    "blip-2", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl", "vision-encoder-decoder"
+    "blip-2", "idefics3", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl", "smolvlm",
+    "vision-encoder-decoder",
 )  # fmt: skip
 
 

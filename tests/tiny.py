@@ -15,6 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTBigCodeConfig,
     GPTBigCodeForCausalLM,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
     LightOnOcrConfig,
     LightOnOcrForConditionalGeneration,
     LlamaConfig,
@@ -44,6 +46,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     SiglipVisionConfig,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     T5GemmaConfig,
@@ -395,6 +399,24 @@ def lighton_ocr(seed: int = 0, spread: float = 0.3, tower: dict | None = None, t
     )
     torch.manual_seed(seed)
     return pull_apart(LightOnOcrForConditionalGeneration(config), seed, spread, end=2)
+
+
+def idefics3(
+    seed: int = 0, spread: float = 0.3, *, smol: bool = False, tower: dict | None = None, text: dict | None = None,
+    **options,
+):  # fmt: skip
+    """Random Idefics3ForConditionalGeneration, or SmolVLM's, over tiles of 16 pixels, four rows each; id 59 is the
+    image's placeholder."""
+    kinds = (SmolVLMConfig, SmolVLMForConditionalGeneration), (Idefics3Config, Idefics3ForConditionalGeneration)
+    kind, model = kinds[not smol]
+    shape = _tower(num_hidden_layers=2)
+    words = {"model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    config = kind(vision_config=shape | (tower or {}), text_config=words | (text or {}),
+                  **{"image_token_id": 59, "scale_factor": 2, "tie_word_embeddings": True} | options)  # fmt: skip
+    torch.manual_seed(seed)
+    return pull_apart(model(config), seed, spread, end=2)
 
 
 def qwen_vl(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, donut, lighton_ocr, llava, nougat, qwen_vl, trocr, vila
+from visual_engines.families import blip2, donut, idefics3, lighton_ocr, llava, nougat, qwen_vl, trocr, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),
     ModelRef("donut-swin", "visual_engines.models.swin:SPEC"),
+    ModelRef("idefics3-vision", "visual_engines.models.idefics3:SPEC"),
     ModelRef("lighton-ocr-vision", "visual_engines.models.lighton_ocr:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("qwen-vl-vision", "visual_engines.models.qwen_vl:SPEC"),
@@ -20,6 +21,7 @@ FAMILIES = (
     nougat.NOUGAT,
     trocr.TROCR,
     lighton_ocr.LIGHTON_OCR,
+    idefics3.IDEFICS3,
     qwen_vl.QWEN_VL,
     llava.LLAVA,
     blip2.BLIP2_OPT,

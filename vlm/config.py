@@ -126,6 +126,16 @@ class VisionConfig(Config):
         """Says whether all images have `image_size`."""
         return True
 
+    @property
+    def network_size(self) -> tuple[int, int] | None:
+        """(height, width) of all that the network takes, images or tiles of them; None where these have several."""
+        return self.image_size if self.fixed_size else None
+
+    @property
+    def network_rows(self) -> int:
+        """Feature rows of what the network takes, at most."""
+        return self.max_rows
+
     def takes(self, height: int, width: int) -> bool:
         """Says whether images of so many pixels are read."""
         return (height, width) == tuple(self.image_size)

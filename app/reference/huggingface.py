@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 WITH_IMAGES = {  # model_type -> class
     "blip-2": "Blip2ForConditionalGeneration",
+    "idefics3": "Idefics3ForConditionalGeneration",
     "lighton_ocr": "LightOnOcrForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "smolvlm": "SmolVLMForConditionalGeneration",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
 }
 
@@ -70,10 +72,21 @@ def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = No
         types = {} if input_ids is None else {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
         sizes = {"side": tower.patch_size, "merge": tower.spatial_merge_size, "frames": tower.temporal_patch_size}
         return {**in_patches(pixel_values, **sizes), **types}
+    if model.config.model_type in ("idefics3", "smolvlm"):
+        return {"pixel_values": in_tiles(pixel_values, tower.image_size)}
     if getattr(tower, "model_type", None) != "pixtral":
         return {"pixel_values": pixel_values}
     sizes = pixel_values.new_tensor(pixel_values.shape[2:]).long().expand(len(pixel_values), -1)
     return {"pixel_values": pixel_values, "image_sizes": sizes}
+
+
+def in_tiles(pixel_values: Tensor, side: int) -> Tensor:
+    """Returns the tiles [1, tiles, C, side, side] of images [n, C, H, W], as Idefics3's image processor cuts them."""
+    import torch
+
+    from vlm.layers.image_tiles import cut_tiles
+
+    return torch.stack([tile for image in pixel_values for tile in cut_tiles(image, side)])[None]
 
 
 def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> dict[str, Tensor]:

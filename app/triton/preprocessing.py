@@ -72,7 +72,8 @@ def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
         max(1, *map(len, images_by_row)),
         [image.pixels.shape for images in images_by_row for image in images],
     )
-    largest = map(max, zip(*shapes, strict=True)) if shapes else (vision.num_channels, *vision.image_size)
+    none = vision.image_size if vision.fixed_size else (1, 1)
+    largest = map(max, zip(*shapes, strict=True)) if shapes else (vision.num_channels, *none)
     table, sizes = np.zeros((len(rows), count, *largest), np.float32), np.zeros((len(rows), count, 2), np.uint32)
     for row, images in enumerate(images_by_row):
         for number, image in enumerate(images):

@@ -18,7 +18,7 @@ from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.registry.catalogs import match_family
-from vlm_app.reference.huggingface import image_inputs, in_patches
+from vlm_app.reference.huggingface import image_inputs, in_patches, in_tiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
@@ -40,11 +40,21 @@ OPT = {"_name_or_path": "facebook/opt-2.7b", "activation_dropout": 0.0, "archite
 # what its part of a configuration lacks
 MINERU = {"model_type": "qwen2_vl", "video_token_id": 151656, "vision_end_token_id": 151653,
           "vision_config": {"embed_dim": 1280, "hidden_size": 896, "spatial_merge_size": 2}}  # fmt: skip
+SMOLVLM2 = {"model_type": "smolvlm", "tie_word_embeddings": False, "use_reentrant_checkpointing": False,
+            "vision_config": {"hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "patch_size": 14,
+                              "max_image_size": {"longest_edge": 384}, "model_type": "smolvlm_vision",
+                              "num_attention_heads": 16, "num_hidden_layers": 27, "use_base_siglip": False},
+            "text_config": {"architectures": ["VLlama3ForCausalLM"], "head_dim": 64, "hidden_size": 2048,
+                            "is_llama_config": True, "max_position_embeddings": 8192, "model_type": "llama",
+                            "num_attention_heads": 32, "num_key_value_heads": 32, "pixel_shuffle_factor": 3,
+                            "qk_layer_norms": False, "rope_theta": 130000, "use_resampler": False,
+                            "vocab_size": 49280}}  # fmt: skip
 # what other publications of these families say: llava-hf's bakLlava, LLaVA over SigLIP, Salesforce's blip2-opt-2.7b
 VARIANTS = {
     "bakLlava": (LLAVA, {"text_config": MISTRAL, "image_seq_length": 576, "author": "someone"}),
     "SigLIP": (LLAVA, {"vision_config": SIGLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
                        "multimodal_projector_bias": False, "projector_hidden_act": "gelu_pytorch_tanh"}),
+    "SmolVLM2": ("ibm-granite__granite-docling-258M", SMOLVLM2),
     "MinerU2.5": ("opendatalab__MinerU2.5", MINERU),
     "two layers": (LLAVA, {"vision_feature_layer": [-2, 1], "image_token_id": 32000, "tie_word_embeddings": True}),
     "blip2-opt": (BLIP2, {"text_config": OPT, "image_token_index": 50265, "image_text_hidden_size": 256,
@@ -150,6 +160,8 @@ def test_pixels(name, tmp_path):
         if hasattr(theirs, "merge_size"):
             sizes = {"side": theirs.patch_size, "merge": theirs.merge_size, "frames": theirs.temporal_patch_size}
             found = in_patches(found, **sizes)["pixel_values"]
+        if hasattr(theirs, "max_image_size"):
+            found = in_tiles(found, theirs.max_image_size["longest_edge"])
         assert torch.equal(found, expected), size
 
 

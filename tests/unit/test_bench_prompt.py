@@ -62,8 +62,9 @@ QWEN = {"model_type": "qwen2_5_vl", "image_token_id": 59, "text_config": LLAMA |
             "model_type": "qwen2_5_vl_text", "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
         "vision_config": {"depth": 2, "hidden_size": 24, "intermediate_size": 40, "num_heads": 3, "patch_size": 108,
                           "window_size": 432, "fullatt_block_indexes": [1], "out_hidden_size": 32}}  # fmt: skip
-MEASURED = DECODERS | SEEING | {"qwen-vl": QWEN}
-ROWS = {"qwen-vl": 45, "llava": 16, "blip2-opt": 5, "blip2-t5": 5, "vila": 9}  # an image's
+TILES = {"model_type": "idefics3", "image_token_id": 59, "vision_config": TOWER, "text_config": LLAMA}
+MEASURED = DECODERS | SEEING | {"qwen-vl": QWEN, "idefics3": TILES}
+ROWS = {"idefics3": 13 * 4, "qwen-vl": 45, "llava": 16, "blip2-opt": 5, "blip2-t5": 5, "vila": 9}  # an image's
 LISTS = ["--batch-size", "1;3", "--input-output-len", "6,8;4,4", "--repeats", "1", "--device", "cpu"]
 
 

@@ -11,6 +11,7 @@ from tests.families import image_size
 from visual_engines.catalog import MODELS
 from vlm.executor.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext
+from vlm.layers.image_tiles import TiledVisionConfig
 from vlm.layers.linear import Linear
 from vlm.layers.patches import PatchedVisionConfig
 from vlm.layers.quant.base import ParameterSpec
@@ -18,6 +19,7 @@ from vlm.layers.quant.quantization import Quantization
 from vlm.ops.activated import activated
 from vlm.registry.catalogs import model_spec
 from vlm.requests.image import Image
+from vlm_app.reference.huggingface import in_tiles
 
 VILA = {
     "vision_tower": {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40,
@@ -27,6 +29,7 @@ VILA = {
 CONFIGS = {
     "donut-swin": lambda: tiny.nougat_config().encoder.to_dict(),
     "lighton-ocr-vision": lambda: tiny.lighton_ocr(seed=1).config.to_dict(),
+    "idefics3-vision": lambda: tiny.idefics3().config.to_dict(),
     "llava-vision": lambda: tiny.llava(seed=3).config.to_dict(),
     "blip2-vision": lambda: tiny.blip2("opt", seed=1).config.to_dict(),
     "qwen-vl-vision": lambda: tiny.qwen_vl().config.to_dict(),
@@ -75,7 +78,10 @@ def test_the_context_reaches_every_matrix_product(name):
 
 
 def features_of(network, pixels):
-    """[n, channels, H, W] -> [n, rows, hidden], packed where a network takes patches"""
+    """[n, channels, H, W] -> [n, rows, hidden], packed or cut where a network takes patches or tiles"""
+    if isinstance(network.config, TiledVisionConfig):
+        tiles = in_tiles(pixels, network.config.tile_size)[0]
+        return network(tiles).reshape(len(pixels), -1, network.config.hidden_size)
     if not isinstance(network.config, PatchedVisionConfig):
         return network(pixels)
     encoder = PatchEncoder(network, torch.device("cpu"), torch.float32, most=8, most_patches=10_000)

@@ -92,7 +92,7 @@ class Backend(ABC):
     # --- what may be asked for ---
     def encodes(self, vision: VisionConfig | None) -> bool:
         """Says whether its engines read the images of a model; None: of one that takes none."""
-        return self.takes_image_sizes or vision is None or vision.fixed_size
+        return self.takes_image_sizes or vision is None or vision.network_size is not None
 
     def errors(self, build: BuildConfig) -> list[str]:
         """Returns every reason, in words, why it never builds an engine of this type and quantization."""

@@ -19,6 +19,7 @@ from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.forward_batch import HiddenStateRecorder
+from vlm.layers.image_tiles import TiledVisionConfig, cut_tiles
 from vlm.layers.patches import PatchedVisionConfig
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.requests.image import Image
@@ -90,6 +91,15 @@ class Encoders:
         if self.patch_encoder is not None:
             shared = self._encoding_ranks(len(images)) > 1
             return self.patch_encoder.encode_share(images, self.ranks) if shared else self.patch_encoder.encode(images)
+        config = getattr(self.visual, "config", None)
+        if not isinstance(config, TiledVisionConfig):
+            return self._features_by_shape(images)
+        tiles = [_tiles(image, config) for image in images]
+        features = iter(self._features_by_shape([tile for each in tiles for tile in each]))
+        return [torch.cat(list(itertools.islice(features, len(each)))) for each in tiles]
+
+    def _features_by_shape(self, images: Items[Image]) -> list[Tensor]:
+        """Returns the features of images, or tiles, of which those of one shape share passes."""
         by_number: dict[int, Tensor] = {}
         for numbers in numbers_by_shape(images):
             size = self._pass_size(images[numbers[0]].pixels)
@@ -169,6 +179,12 @@ def patch_encoder(networks: EncoderNetworks, runtime: RuntimeConfig) -> PatchEnc
         return None
     limits = {"most": runtime.max_encoder_batch_size, "most_patches": runtime.max_encoder_tokens}
     return PatchEncoder(networks.visual, networks.device, networks.dtype, **limits)
+
+
+def _tiles(image: Image, config: TiledVisionConfig) -> list[Image]:
+    """Returns the tiles of an image, each as one of its own."""
+    tiles = cut_tiles(image.pixels, config.tile_size)
+    return [Image(tile, config.tile_rows, normalization=image.normalization) for tile in tiles]
 
 
 def numbers_by_shape(images: Items[Image]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from vlm.artifacts.chat_template import read_template
 from vlm.errors import InputError
 from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
+from vlm.processing.image_texts import Grid, ImageTexts
 from vlm.processing.tokenization import Piece, Tokenizer, ids_without
 from vlm.registry.spec import ChatFormat
 
@@ -88,16 +89,21 @@ class Prompts:
         image_rows: Items[int],
         given_rows: int = 0,
         *,
+        grids: Items[Grid] = (),
         limit: int | None = None,
         cut_part: str | None = None,
     ) -> list[int]:
-        """Returns the tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i; `given_rows` of the
-        prompt table come before them. `limit`: of its part `cut_part` (None: all of it) so many tokens are left out
-        that the others are within."""
+        """Returns the tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i, and where a model is
+        told of them what is said of an image of `grids[i]`; `given_rows` of the prompt table come before them. `limit`:
+        of its part `cut_part` (None: all of it) so many tokens are left out that the others are within."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give token ids instead of text.")
         text = text.replace(self.form.placeholder, PLACEHOLDER)
         before, after = self.tokenizer.ends
+        told, said = self._told(text, grids, len(image_rows)), text
+        if told is not None:
+            text, image_rows = told.put_into(text), told.rows_by_tile(image_rows)
+            cut_part = None if cut_part is None else told.put_into(cut_part)
         images = self._rows(image_rows, given_rows)
         if self.form.images == "first":
             text = text.replace(PLACEHOLDER, "")
@@ -109,7 +115,16 @@ class Prompts:
                 before = []
             pieces = [*map(Piece, before), *self._inline(self.tokenizer, text, images), *map(Piece, after)]
         over = 0 if limit is None else len(pieces) + given_rows - limit
+        if told is not None and over > 0:
+            pieces = told.without_places(pieces, said)
         return ids_without(pieces, over, _span(text, cut_part), self.tokenizer.truncation_side)
+
+    def _told(self, text: str, grids: Items[Grid], num_images: int) -> ImageTexts | None:
+        """Returns what a text says of its images; None where their rows alone stand for them."""
+        if self.form.image_text is None:
+            return None
+        _check_count(text.count(PLACEHOLDER), num_images)
+        return ImageTexts.from_grids(self.form.image_text, grids)
 
     @staticmethod
     def _inline(tokenizer: Tokenizer, text: str, images: list[range]) -> Iterator[Piece]:

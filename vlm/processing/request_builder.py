@@ -98,7 +98,7 @@ class RequestBuilder:
         if sources and self.images.image_processor is None:
             raise InputError(f"{self.family.name} takes text, not images; leave them out of the messages.")
         images = self.images.of_prompt(fields, sources)
-        image_rows = [image.rows for image in images]
+        image_rows, grids = [image.rows for image in images], [image.grid for image in images]
         table = prompt_table_of(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
@@ -108,14 +108,14 @@ class RequestBuilder:
             open_ended = bool(fields.get("continue_final_message"))
             text = prompts.of_conversation(conversation, len(images), continue_final_message=open_ended)
             whole = self._bounded(text)
-            ids = prompts.ids(whole, image_rows, rows)
+            ids = prompts.ids(whole, image_rows, rows, grids=grids)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
-            ids = prompts.ids(text + suffix, image_rows, rows, limit=limit, cut_part=text)
+            ids = prompts.ids(text + suffix, image_rows, rows, grids=grids, limit=limit, cut_part=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
             whole = prompts.of_prompt(text + suffix, len(images))
-            ids = prompts.ids(whole, image_rows, rows, limit=limit, cut_part=text)
+            ids = prompts.ids(whole, image_rows, rows, grids=grids, limit=limit, cut_part=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if names := sorted(unknown & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(names)}.")

@@ -104,6 +104,9 @@ class ChatFormat:
     images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
     template: str | None = None  # Jinja, of a conversation, where the model's folder has none
     placeholder: str = "<image>"  # what its templates write where an image stands; questions say <image>
+    # an image's grid -> the text that stands for it, a placeholder in it for each of its tiles, which have equally many
+    # rows; None: its rows follow one another
+    image_text: Callable[[tuple[int, ...] | None], str] | None = None
     question: Callable[[str], str] | None = None  # a prompt -> what the model reads, where that is no conversation
 
 

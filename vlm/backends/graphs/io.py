@@ -91,8 +91,9 @@ def graphs_of(
 
 
 def visual_io(config: VisionConfig, dtype: torch.dtype) -> GraphIO:
-    pixels = Port("pixel_values", (BATCH, config.num_channels, *config.image_size), dtype)
-    return GraphIO((pixels,), (Port("features", (BATCH, config.max_rows, config.hidden_size), dtype),))
+    size = config.network_size or config.image_size
+    pixels = Port("pixel_values", (BATCH, config.num_channels, *size), dtype)
+    return GraphIO((pixels,), (Port("features", (BATCH, config.network_rows, config.hidden_size), dtype),))
 
 
 def encoder_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) -> GraphIO:
