@@ -56,6 +56,7 @@ class SubjectConfig(Config):
         True, "Leave Hugging Face out.", flags=("--no-hf",), read=operator.not_, cli_type=bool
     )
     hf_batch_size: int | None = None  # None: ours
+    profile: bool = False  # list the kernels of a step
 
     def __post_init__(self) -> None:
         if (self.arch is None) == (self.model is None):
@@ -88,7 +89,7 @@ class SubjectConfig(Config):
 
 @dataclass(frozen=True)
 class BenchConfig(SubjectConfig):
-    """Pages, one at a time."""
+    """Pages, one at a time or in batches."""
 
     batch_size: int = 1
     pages: int = 1  # images in all
@@ -96,6 +97,13 @@ class BenchConfig(SubjectConfig):
     hf_new_tokens: int = option(
         100, "Tokens of Hugging Face's run; its time a token is taken from them.", allowed=at_least(2)
     )
+
+
+@dataclass(frozen=True)
+class LatencyConfig(BenchConfig):
+    """Pages, one at a time, whose steps can be looked into."""
+
+    profile: bool = option(False, "Also list the kernels of a step, and how long each takes (CUDA).")
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,7 @@ class RowsConfig(SubjectConfig):
         None, "Tokens of its run, the rest is extrapolated.", default="all", allowed=at_least(2)
     )
     hf_repeats: int = option(1, "Hugging Face's runs.", allowed=at_least(1))
+    profile: bool = same_option(LatencyConfig, "profile")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor
+from vlm_app.bench.kernels import step_kernels
 from vlm_app.bench.systems.baselines import Baseline
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
@@ -112,7 +113,7 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> T
     first_token()
     encode.clear()
     first, all_tokens = yield from turns([first_token, whole], pipeline.device, config.repeats)
-    return {
+    result = {
         "batch_size": 1,
         "new_tokens": config.new_tokens,
         "encode_ms": milliseconds(encode),
@@ -121,6 +122,9 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> T
         "collectives": collectives(pipeline, rows=1),
         "seconds": {"first_token": first, "whole": all_tokens},
     }
+    if config.profile:
+        result["kernels"] = step_kernels(first_token, whole, config.new_tokens - 1, pipeline.device)
+    return result
 
 
 def _generate(pipeline: Pipeline, image: Tensor, new_tokens: int) -> None:

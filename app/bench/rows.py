@@ -10,6 +10,7 @@ from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
+from vlm_app.bench.kernels import step_kernels
 from vlm_app.bench.systems.session import Results, Session, has_floor, split
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ def times(
         whole += repeated_with_fresh_inputs(draw, all_steps, session.device, 1)
         yield
     new_tokens, step = row.lengths[1], per_token(whole, first, steps)
+    kernels = {}
+    if session.config.profile:
+        batches = iter((draw(), draw()))
+        runs = (lambda: first_token(next(batches))), (lambda: all_steps(next(batches)))
+        kernels = {"kernels": step_kernels(*runs, steps - 1, session.device)}
     seconds = statistics.median(whole) + step / 1e3 * (new_tokens - steps)
     return {
         "batch_size": len(batch),
@@ -63,7 +69,7 @@ def times(
         "measured_tokens": steps,
         "extrapolated": steps < new_tokens,
         "runs": {"first_token": first, "whole": whole},
-    }
+    } | kernels
 
 
 def join_systems(

@@ -24,6 +24,7 @@ from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.floor import Floor, bandwidth, decode_floor
+from vlm_app.bench.kernels import check_profiled
 from vlm_app.bench.systems.environment import environment
 from vlm_app.bench.systems.random_adapters import load_random_adapters
 from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
@@ -105,6 +106,8 @@ def prepare_session(
     """Builds in a scratch folder that goes with the session."""
     device = first_device(config.runtime)
     _check_device(config, device)
+    if config.profile:
+        check_profiled(device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     say = progress or (lambda *_: None)

@@ -12,7 +12,7 @@ import typer
 
 from vlm.errors import InputError
 from vlm.options import option
-from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig, ThroughputConfig
+from vlm_app.bench.config import LatencyConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig, ThroughputConfig
 from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.serving.config import ServeBenchConfig
 from vlm_app.cli.display.progress import Progress
@@ -46,8 +46,8 @@ def _group(config: type[SubjectConfig]) -> Group:
 
 @app.command()
 @command
-@takes(config=_group(BenchConfig))
-def latency(*, config: BenchConfig, csv: CSV = False, out: Out = None) -> None:
+@takes(config=_group(LatencyConfig))
+def latency(*, config: LatencyConfig, csv: CSV = False, out: Out = None) -> None:
     """One page at a time: milliseconds of the encoder, to the first token, and for each further token.
 
     A further token is (T(n tokens) - T(1 token)) / (n - 1) for both systems. The floor is the bytes that a decode step

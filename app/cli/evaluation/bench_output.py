@@ -31,6 +31,23 @@ def print_table(result: dict[str, Any]) -> None:
     print(f"{env['device']}, {_bound(result)}; commit {env['commit'] or 'unknown'}")
     for line in _notes(result):
         print(line)
+    _print_kernels(result)
+
+
+def _print_kernels(result: dict[str, Any]) -> None:
+    """Prints what the steps of each row consist of, where that was recorded."""
+    from vlm_app.bench.figures import number
+    from vlm_app.bench.table import by_backend
+
+    for row in result.get("rows", [result]):
+        for part in by_backend(result, row):
+            if (kernels := part["vlm"].get("kernels")) is None:
+                continue
+            count, time = number(kernels["count"]), number(kernels["microseconds"])
+            # wider than its table, which would wrap it
+            print(f"{part['backend']}, batch {part['vlm']['batch_size']}: a step is {count} kernels of {time} µs")
+            lines = [(k["name"], number(k["count"]), number(k["microseconds"])) for k in kernels["longest"]]
+            _print(None, ("kernel", "a step", "µs a step"), lines)
 
 
 def _print_served(result: dict[str, Any]) -> None:
