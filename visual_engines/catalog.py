@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, donut, lighton_ocr, llava, nougat, qwen_vl, trocr, vila
+from visual_engines.families import blip2, donut, florence2, lighton_ocr, llava, nougat, qwen_vl, trocr, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),
     ModelRef("donut-swin", "visual_engines.models.swin:SPEC"),
+    ModelRef("florence2-vision", "visual_engines.models.florence2:SPEC"),
     ModelRef("lighton-ocr-vision", "visual_engines.models.lighton_ocr:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("qwen-vl-vision", "visual_engines.models.qwen_vl:SPEC"),
@@ -19,6 +20,7 @@ FAMILIES = (
     donut.DONUT,  # before Nougat, whose networks are the same
     nougat.NOUGAT,
     trocr.TROCR,
+    florence2.FLORENCE2,
     lighton_ocr.LIGHTON_OCR,
     qwen_vl.QWEN_VL,
     llava.LLAVA,

@@ -25,6 +25,8 @@ from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.adapters import adapter_id
+from vlm.requests.answer_form import AnswerForm
+from vlm.requests.image import Image
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -102,19 +104,19 @@ class RequestBuilder:
         table = prompt_table_of(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
-        suffix = self._suffix(fields)
+        suffix, form = self._suffix(fields), None
         limit = truncation_of(fields, self._prompt_limit(params))
         if conversation is not None:
             open_ended = bool(fields.get("continue_final_message"))
             text = prompts.of_conversation(conversation, len(images), continue_final_message=open_ended)
-            whole = self._bounded(text)
+            whole, form = self._of_task(self._bounded(text), fields, images)
             ids = prompts.ids(whole, image_rows, rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
             ids = prompts.ids(text + suffix, image_rows, rows, limit=limit, cut_part=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
-            whole = prompts.of_prompt(text + suffix, len(images))
+            whole, form = self._of_task(prompts.of_prompt(text + suffix, len(images)), fields, images)
             ids = prompts.ids(whole, image_rows, rows, limit=limit, cut_part=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if names := sorted(unknown & fields.keys()):
@@ -132,8 +134,34 @@ class RequestBuilder:
             )
         start = self._decoder_prompt({k: v for k, v in fields.items() if k == "decoder_prompt_token_ids"})
         return Request(
-            start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
+            start,
+            encoder_input_ids=tuple(ids),
+            params=params,
+            stops=stops,
+            images=images,
+            prompt_table=table,
+            answer_form=form,
         )
+
+    def _of_task(self, text: str, fields: dict[str, Any], images: tuple[Image, ...]) -> tuple[str, AnswerForm | None]:
+        """Returns what the model reads for a prompt that marks a task, or beside which one is named, and how its answer
+        is read; of a prompt without a task the text itself. InputError for a task that is unknown, of other images than
+        one, or with a text too many or too few."""
+        if (tasks := self.family.prompt_tasks) is None:
+            return text, None
+        task, rest = tasks.read(text.replace(PLACEHOLDER, "").strip())
+        named, question = tasks.name(fields.get("task")), fields.get("question")
+        if len(said := [each for each in (task, named) if each is not None]) > 1:
+            raise InputError(f"tasks {listed(said)} were given together; an input has one of them.")
+        if rest and question is not None:
+            raise InputError("a question was given beside a prompt; an input has one of them.")
+        if not said and question is None and (rest or "prompt" in fields or "messages" in fields):
+            return text, None
+        name = said[0] if said else tasks.default if question is None else None
+        words = tasks.prompt(name, question if question is not None else rest or None)
+        if len(images) != 1 or words is None:
+            raise InputError(f"task {name!r} is of one image, got {len(images)}; send a request for each.")
+        return words, AnswerForm(str(name), images[0].size)
 
     @property
     def max_tokens(self) -> int:
@@ -217,7 +245,10 @@ class RequestBuilder:
         return messages
 
     def _with_task(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt."""
+        """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt. One that a
+        model is told of in its prompt stays."""
+        if self.family.prompt_tasks is not None:
+            return self._without_ids(fields)
         if self.tokenizer is not None and self.tokenizer.tasks is not None:
             return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
         if "question" in fields:
@@ -229,6 +260,13 @@ class RequestBuilder:
         rest = {key: value for key, value in fields.items() if key != "task"}
         tuned = self.tuned_prompt(fields["task"])
         return rest if tuned is None else {**rest, "prompt_table": tuned}
+
+    def _without_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Raises InputError for a task beside what the model reads as it is."""
+        ids = ("raw_prompt", "input_ids", "encoder_input_ids")
+        if (told := {"task", "question"} & fields.keys()) and (whole := [name for name in ids if name in fields]):
+            raise InputError(f"{listed([*whole, *sorted(told)])} were given together; an input has one of them.")
+        return fields
 
     def tuned_prompt(self, task: str | int) -> TunedPrompt | None:
         """Returns what was tuned for a task of this name or number; None for -1. Raises InputError for an unknown

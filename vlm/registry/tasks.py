@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import InputError, listed
+from vlm.requests.answer_form import AnswerForm
 
 QUESTION = "{question}"
 
@@ -36,3 +37,20 @@ class TaskPrompts:
         if not isinstance(question, str) or not question.strip():
             raise InputError(f"task {name!r} answers a question; give one beside it.")
         return prompt.replace(QUESTION, question)
+
+
+@dataclass(frozen=True)
+class PromptTasks(TaskPrompts):
+    """Tasks that a model is told of in its prompt, which is of one image: in words, for which people write a mark,
+    `<OD>`, and behind it what the task is about."""
+
+    answer: Callable[[str, AnswerForm], str] = lambda text, form: text  # what it wrote -> what users read
+
+    def name(self, task: Any) -> Any:
+        """Returns a task's name as the model's publisher writes it: `od` and `<OD>` are OD."""
+        return task.strip("<> ").upper() if isinstance(task, str) else task
+
+    def read(self, prompt: str) -> tuple[str | None, str]:
+        """Returns the task that a prompt marks, None where it marks none, and the rest of it."""
+        task = next((task for task in self.prompts if f"<{task}>" in prompt), None)
+        return task, prompt if task is None else prompt.replace(f"<{task}>", "").strip()
