@@ -121,10 +121,13 @@ def _outlined(text: str, size: Size, pattern: re.Pattern[str]) -> Iterator[Regio
                 yield Region(label[0].strip(), [_pixels(bins, size) for bins in outlines])
 
 
-def _pixels(bins: Sequence[str], size: Size) -> list[float]:
-    """Returns x, y, x, y, … of as many bins; a last one alone is none."""
+def _pixels(bins: Sequence[str], size: Size) -> list[int]:
+    """Returns x, y, x, y, … of as many bins, in whole pixels; a last one alone is none."""
+    import numpy as np  # computed as torch does: a product in float32 may lie on the other side of a whole number
+
+    steps = [np.float32(side / BINS) for side in size]
     whole = bins[: len(bins) // 2 * 2]
-    return [round((int(number) + 0.5) * size[place % 2] / BINS, 3) for place, number in enumerate(whole)]
+    return [int(np.float32(int(number) + 0.5) * steps[place % 2]) for place, number in enumerate(whole)]
 
 
 def _ascii(label: str) -> str:

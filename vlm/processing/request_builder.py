@@ -144,24 +144,18 @@ class RequestBuilder:
         )
 
     def _of_task(self, text: str, fields: dict[str, Any], images: tuple[Image, ...]) -> tuple[str, AnswerForm | None]:
-        """Returns what the model reads for a prompt that marks a task, or beside which one is named, and how its answer
-        is read; of a prompt without a task the text itself. InputError for a task that is unknown, of other images than
-        one, or with a text too many or too few."""
+        """Returns what the model reads, and how its answer is read where a task is named; InputError for one that does
+        not fit the input."""
         if (tasks := self.family.prompt_tasks) is None:
             return text, None
-        task, rest = tasks.read(text.replace(PLACEHOLDER, "").strip())
-        named, question = tasks.name(fields.get("task")), fields.get("question")
-        if len(said := [each for each in (task, named) if each is not None]) > 1:
-            raise InputError(f"tasks {listed(said)} were given together; an input has one of them.")
-        if rest and question is not None:
-            raise InputError("a question was given beside a prompt; an input has one of them.")
-        if not said and question is None and (rest or "prompt" in fields or "messages" in fields):
+        is_asked = any(name in fields for name in ("prompt", "text", "messages"))
+        prompt = text.replace(PLACEHOLDER, "").strip() if is_asked else None
+        words, task = tasks.resolve(prompt, fields.get("task"), fields.get("question"))
+        if task is None:
             return text, None
-        name = said[0] if said else tasks.default if question is None else None
-        words = tasks.prompt(name, question if question is not None else rest or None)
-        if len(images) != 1 or words is None:
-            raise InputError(f"task {name!r} is of one image, got {len(images)}; send a request for each.")
-        return words, AnswerForm(str(name), images[0].size)
+        if len(images) != 1:
+            raise InputError(f"task {task!r} is of one image, got {len(images)}; send a request for each.")
+        return self._bounded(words), AnswerForm(task, images[0].size)
 
     @property
     def max_tokens(self) -> int:
