@@ -10,9 +10,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import CLIPImageProcessor, Florence2Processor, PreTrainedTokenizerFast
+from transformers import (
+    CLIPImageProcessor,
+    Florence2Config,
+    Florence2ForConditionalGeneration,
+    Florence2Processor,
+    PreTrainedTokenizerFast,
+)
 
 from tests import tiny
+from tests.published_kit import facts
 from visual_engines.families.florence2 import ADDED_TOKENS
 from visual_engines.families.florence2_answers import NAMELESS
 
@@ -38,15 +45,15 @@ def bart_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def processor() -> Florence2Processor:
-    """Returns transformers', of the same words as Microsoft's."""
+def processor(images: Any = None, rows: int = 21) -> Florence2Processor:
+    """Returns transformers', of the same words as Microsoft's; of pictures that become so many rows."""
     fast = bart_tokenizer()
     fast.add_special_tokens([*ADDED_TOKENS, "<image>"])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=fast, **NAMES, extra_special_tokens={"image_token": "<image>"}
     )  # fmt: skip
-    images = CLIPImageProcessor(**SETTINGS)
-    images.image_seq_length = 21
+    images = images or CLIPImageProcessor(**SETTINGS)
+    images.image_seq_length = rows
     return Florence2Processor(images, tokenizer, post_processor_config=ANSWERS)
 
 
@@ -61,8 +68,7 @@ def write(model: Any, folder: Path, *, remote: bool) -> Florence2Processor:
     theirs = processor()
     if remote:
         write_remote(model, folder)
-        bart_tokenizer().save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1024}))
+        write_words(folder)
         settings = SETTINGS | {"image_processor_type": "CLIPImageProcessor", "image_seq_length": 577}
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     else:
@@ -71,11 +77,14 @@ def write(model: Any, folder: Path, *, remote: bool) -> Florence2Processor:
     return theirs
 
 
-def write_remote(model: Any, folder: Path) -> None:
-    """Saves a model's configuration and tensors as Microsoft's code names them."""
+def write_remote(model: Any, folder: Path, config: dict[str, Any] | None = None) -> None:
+    """Saves a model's configuration and tensors as Microsoft's code names them. `config`: one of Microsoft's that it
+    was made of."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(remote_config(model.config.to_dict())))
-    tensors = {remote_name(name): tensor.clone() for name, tensor in model.state_dict().items()}
+    config = config or remote_config(model.config.to_dict())
+    (folder / "config.json").write_text(json.dumps(config))
+    dtype = getattr(torch, config.get("torch_dtype", "float32"))
+    tensors = {remote_name(name): tensor.to(dtype, copy=True) for name, tensor in model.state_dict().items()}
     tensors["image_projection"] = tensors["image_projection"].T.contiguous()
     tensors["language_model.final_logits_bias"] = torch.zeros(1, model.config.text_config.vocab_size)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -128,3 +137,43 @@ def remote_name(name: str) -> str:
         for old, new in WITHIN:
             name = re.sub(old, new, name)
     return name
+
+
+TEXT = {"vocab_size": VOCAB, "d_model": 32, "num_hidden_layers": 2} | {
+    f"{side}_{name}": n for side in ("encoder", "decoder")
+    for name, n in (("layers", 2), ("ffn_dim", 48), ("attention_heads", 4))
+}  # fmt: skip
+VISION = {"dim_embed": [4, 8, 8, 16], "num_heads": [1, 2, 2, 4], "num_groups": [1, 2, 2, 4], "projection_dim": 32}
+SMALL_SIZE = {"height": 96, "width": 96}
+
+
+def published(name: str, folder: Path) -> tuple[Any, Florence2Processor]:
+    """Writes one of Microsoft's publications in small, and returns what transformers makes of it, as its script that
+    converts them does."""
+    config, settings = (dict(facts(name, file) or {}) for file in ("config.json", "preprocessor_config.json"))
+    config |= {"projection_dim": 32, "vocab_size": VOCAB}
+    config |= {"text_config": config["text_config"] | TEXT, "vision_config": config["vision_config"] | VISION}
+    vision = {key: value for key, value in config["vision_config"].items() if key != "model_type"}
+    vision |= {
+        "embed_dim": vision["dim_embed"],
+        "max_position_embeddings": vision["image_pos_embed"]["max_pos_embeddings"],
+    }
+    torch.manual_seed(0)
+    model = Florence2ForConditionalGeneration(
+        Florence2Config(text_config=config["text_config"], vision_config=vision, image_token_id=VOCAB - 1)
+    )
+    model = tiny.pull_apart(model, 0, 0.3, end=2)
+    model = model.to(getattr(torch, config["torch_dtype"])).float()
+    write_remote(model, folder, config)
+    write_words(folder)
+    settings |= {"size": SMALL_SIZE, "crop_size": SMALL_SIZE}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    if generation := facts(name, "generation_config.json"):
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return model, processor(CLIPImageProcessor.from_pretrained(folder), rows=10)
+
+
+def write_words(folder: Path) -> None:
+    """Saves a tokenizer as Microsoft does: BART's, without what its processor adds."""
+    bart_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1024}))

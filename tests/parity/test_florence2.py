@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import CLIPImageProcessor
 
 from tests import florence_kit
+from tests import published_kit as kit
 from tests.parity.cases import parity
 from visual_engines.families.florence2 import TASKS
 from visual_engines.families.florence2_answers import answer, read_answer
@@ -199,3 +200,29 @@ def test_pictures_are_read_at_their_own_size(native, tmp_path):
     picture.save(tmp_path / "large.jpg")
     [[image]] = read_pixels([(tmp_path / "large.jpg").read_bytes()], native.pipe.processor.image_source, MediaConfig())
     assert image.picture_size == (1600, 1200)
+
+
+# of the text's part of a published configuration, with which Microsoft's code generates
+PUBLISHED = {"num_beams": 3, "no_repeat_ngram_size": 3, "forced_bos_token_id": 0, "forced_eos_token_id": 2,
+             "early_stopping": True}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", kit.supported("florence2"))
+def test_published_model(name, tmp_path):
+    subject = Case.__new__(Case)
+    subject.model, subject.processor = florence_kit.published(name, tmp_path / "hf")
+    pipe = load(tmp_path / "hf", device="cpu", cache_dir=tmp_path / "cache")
+    random = np.random.default_rng(3)
+    pages = [Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8)) for size in ((120, 90), (64, 200))]
+    pixels = [subject.processor.image_processor(page, return_tensors="pt")["pixel_values"] for page in pages]
+    assert all(torch.equal(pipe.image_processor([page]), own) for page, own in zip(pages, pixels, strict=True))
+    inputs = [{"images": [page], "task": "OD"} for page in pages]
+    found = pipe.generate(inputs, max_new_tokens=NEW)
+    written = [subject.theirs("<OD>", page, **PUBLISHED) for page in pages]
+    assert [out.token_ids for out in found] == written and written[0] != written[1]
+    assert as_read(found[0].text) == subject.answer(written[0], "OD", pages[0])
+    plain = pipe.generate(inputs, max_new_tokens=NEW, num_beams=1, no_repeat_ngram_size=0)
+    for page, out in zip(pages, plain, strict=True):
+        exact = subject.log_probabilities("<OD>", page, out.token_ids)
+        found_ones = torch.tensor(out.logprobs)[1:-1]  # the first and the last one are forced
+        torch.testing.assert_close(found_ones, exact[1:-1], atol=1e-4, rtol=0)

@@ -30,7 +30,7 @@ MODELS = {
         "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
     },
     "florence2": {
-        "florence2": lambda: tiny.florence2(seed=0),
+        "florence2": lambda: tiny.florence2(),
     },
 }  # fmt: skip
 
