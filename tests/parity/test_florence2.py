@@ -224,5 +224,5 @@ def test_published_model(name, tmp_path):
     plain = pipe.generate(inputs, max_new_tokens=NEW, num_beams=1, no_repeat_ngram_size=0)
     for page, out in zip(pages, plain, strict=True):
         exact = subject.log_probabilities("<OD>", page, out.token_ids)
-        found_ones = torch.tensor(out.logprobs)[1:-1]  # the first and the last one are forced
-        torch.testing.assert_close(found_ones, exact[1:-1], atol=1e-4, rtol=0)
+        own = torch.tensor(out.logprobs)[1:-1]  # the first and the last one are forced
+        torch.testing.assert_close(own, exact[1:-1], atol=1e-4, rtol=0)
