@@ -141,7 +141,7 @@ FLORENCE2 = FamilySpec(
     added_tokens=ADDED_TOKENS,
     generation_settings=_generation,
     prompt_tasks=PromptTasks(TASKS, default="CAPTION", answer=answer),
-    page_prompts={"Florence-2": "<OCR>"},
+    page_prompts={"": "<OCR>"},  # whatever the model is called
     architectures={
         "florence-2-base": lambda: _florence(128, 768, 6),
         "florence-2-large": lambda: _florence(256, 1024, 12),
