@@ -12,7 +12,7 @@ import vlm
 from tests import florence_kit
 from tests.cli_kit import ended
 from visual_engines.families.florence2 import TASKS
-from vlm_app.cli.display.overlay import draw
+from vlm_app.core.overlay import draw
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "24")
 REGION = "<loc_52><loc_332><loc_932><loc_774>"

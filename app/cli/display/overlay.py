@@ -1,25 +1,18 @@
-"""What a model found in a picture, drawn on it: `vlm run --save-overlay`."""
+"""`vlm run --save-overlay`: an image with what a model found in it."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError
+from vlm_app.core.overlay import draw, regions_of
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from vlm.api.pipeline import Output
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#808000", "#000075")
-# an answer's key -> the key of its labels where it has one of its own
-PLACES = {"bboxes": "bboxes_labels", "quad_boxes": "labels", "polygons": "polygons_labels"}
-SCALE = 320  # of a picture's longer side: the width of lines
 
 
 def check_overlay(path: Path, num_images: int) -> None:
@@ -36,7 +29,7 @@ def save_overlay(path: Path, fields: Mapping[str, Any], output: Output) -> None:
     """Writes an input's image with what the output says of its regions. Raises InputError where that is nothing."""
     from vlm.processing.images import load_image
 
-    if (answer := _regions(output.text)) is None:
+    if (answer := regions_of(output.text)) is None:
         raise InputError("the answer names no places in the image; --save-overlay is for tasks like OD.")
     picture = load_image(fields["images"][0])
     draw(picture, answer)
@@ -44,51 +37,3 @@ def save_overlay(path: Path, fields: Mapping[str, Any], output: Output) -> None:
         picture.save(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}.") from None
-
-
-def _regions(text: str) -> dict[str, Any] | None:
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) and PLACES.keys() & answer.keys() else None
-
-
-def draw(picture: Image.Image, answer: Mapping[str, Any]) -> None:
-    """Draws each region's outlines on a picture, and its label where it begins."""
-    from PIL import ImageDraw, ImageFont
-
-    width = max(1, max(picture.size) // SCALE)
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=8 * width + 4)
-    for colour, (outlines, label) in zip(itertools.cycle(COLOURS), _outlined(answer), strict=False):
-        for points in outlines:
-            pen.line([*points, points[0]], fill=colour, width=width)
-        if label and outlines:
-            at = outlines[0][0]
-            pen.rectangle(pen.textbbox(at, label, font=font), fill=colour)
-            pen.text(at, label, fill="white", font=font)
-
-
-Outline = list[tuple[float, float]]
-
-
-def _outlined(answer: Mapping[str, Any]) -> Iterator[tuple[list[Outline], str]]:
-    """Yields each region's outlines, points one after the other, and its label."""
-    for key, own in PLACES.items():
-        regions = answer.get(key, [])
-        labels = answer.get(own, answer.get("labels", [""] * len(regions)))
-        for region, label in zip(regions, labels, strict=False):  # none of the one, labels of the other
-            numbers = region if key == "polygons" else [_corners(region)]
-            yield [_points(each) for each in numbers if each], label
-
-
-def _points(numbers: list[float]) -> Outline:
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def _corners(numbers: list[float]) -> list[float]:
-    """Returns the corners of a box of two, or four as they are."""
-    if len(numbers) != 4:
-        return numbers
-    left, top, right, bottom = numbers
-    return [left, top, right, top, right, bottom, left, bottom]
