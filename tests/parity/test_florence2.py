@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 from transformers import CLIPImageProcessor
 
-from tests import florence_kit
+from tests import florence_kit, tiny
 from tests import published_kit as kit
 from tests.parity.cases import parity
 from visual_engines.families.florence2 import TASKS
 from visual_engines.families.florence2_answers import answer, read_answer
+from visual_engines.models.florence2_config import parse
 from vlm.api.pipeline import Pipeline, load
-from vlm.errors import InputError
+from vlm.errors import ConfigError, InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
@@ -226,3 +227,24 @@ def test_published_model(name, tmp_path):
         exact = subject.log_probabilities("<OD>", page, out.token_ids)
         own = torch.tensor(out.logprobs)[1:-1]  # the first and the last one are forced
         torch.testing.assert_close(own, exact[1:-1], atol=1e-4, rtol=0)
+
+
+REFUSED = {
+    "frames": ({"image_feature_source": ["last_frame"]}, "image_feature_source is .'last_frame'., supported is"),
+    "positions": ({"image_pos_embed": {"type": "sines"}}, "image_pos_embed.type is .'COSINE', 'sines'."),
+    "stages": ({"num_heads": [1, 2, 3]}, "num_heads has 3 stages, embed_dim 2"),
+    "heads": ({"num_heads": [5, 3]}, "embed_dim 16 is no multiple of num_heads 5"),
+    "groups": ({"num_groups": [4, 5]}, "embed_dim 24 is no multiple of num_groups 5"),
+    "grid": ({"patch_stride": [1, 1]}, r"images of \(40, 32\) become \(40, 32\) cells, not 1 to 7"),
+    "window": ({"window_size": 10**9}, "window_size 1000000000: no images have those"),
+    "padding": ({"patch_padding": [-1, 1]}, r"patch_padding is \(-1, 1\)"),
+    "width": ({"projection_dim": 64}, "projection_dim is 64, the language model's width is 32"),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_run_is_refused_by_name(changes, says):
+    config = florence_kit.remote_config(florence_kit.florence2().config.to_dict())
+    config["vision_config"] |= changes
+    with pytest.raises(ConfigError, match=says):
+        parse(config | {"image_processor_size": tiny.FLORENCE_SIZE})

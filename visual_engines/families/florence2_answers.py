@@ -15,11 +15,12 @@ ENDS = re.compile(r"</?s>|<pad>")
 LOC = r"<loc_(\d+)>"
 PLACE = re.compile(LOC)
 BOX, QUAD = re.compile(LOC * 4), re.compile(r"(.+?)" + LOC * 8)
+QUADS = re.compile(r"(?:<loc_\d+>){8,}")
 LABEL = r"^\s*(.*?)(?=</?od>|</?box>|</?bbox>|<loc_{})"
 BOX_LABEL, POLYGON_LABEL = re.compile(LABEL.format("")), re.compile(LABEL.format("|<poly>"))
-BOXED, UNLABELLED_BOXED = (re.compile(rf"{label}(?:<loc_\d+>){{4,}}") for label in ("[^<]+", ""))
+BOXED, UNLABELLED_BOXED = (re.compile(rf"{label}(?:<loc_\d+>){{4,}}") for label in ("[^<]++", ""))
 OUTLINED, UNLABELLED_OUTLINED = (
-    re.compile(rf"{label}(?:<loc_\d+>|<sep>|</?poly>){{4,}}") for label in ("[^<]+", "")
+    re.compile(rf"{label}(?:<loc_\d+>|<sep>|</?poly>){{4,}}") for label in ("[^<]++", "")
 )  # fmt: skip
 INSTANCE, OUTLINE = re.compile(r"<poly>(.*?)</poly>"), re.compile(r"((?:<loc_\d+>)+)(?:<sep>|$)")
 # phrases of a caption that name nothing in a picture: post_processor_config's of florence-community/*
@@ -80,8 +81,16 @@ def _boxes_or_polygons(text: str, size: Size) -> dict[str, Any]:
 
 
 def _words(text: str, size: Size) -> dict[str, Any]:
-    matches = QUAD.findall(ENDS.sub("", text))
+    matches = (match for line in ENDS.sub("", text).split("\n") for match in QUAD.findall(_with_places(line)))
     return _named("quad_boxes", (Region(words.strip(), _pixels(bins, size)) for words, *bins in matches))
+
+
+def _with_places(line: str) -> str:
+    """Returns a line up to its last places: in what follows them a search would be of quadratic time."""
+    end = 0
+    for run in QUADS.finditer(line):
+        end = run.end()
+    return line[:end]
 
 
 READERS: dict[str, Callable[[str, Size], str | dict[str, Any]]] = {

@@ -65,7 +65,7 @@ def parse(hf: dict[str, Any]) -> FlorenceVisionConfig:
     vision, text = hf.get("vision_config") or {}, hf.get("text_config") or {}
     remote = is_remote(hf)
     fields = ConfigReader(_as_class_names(vision) if remote else vision, "Florence-2")
-    for name, allowed in (("image_feature_source", _SOURCES), ("types", _EMBEDDINGS)) if remote else ():
+    for name, allowed in (("image_feature_source", _SOURCES), (_TYPES, _EMBEDDINGS)) if remote else ():
         fields.choice(name, [allowed], default=allowed)
     config = FlorenceVisionConfig(
         image_size=_image_size(hf.get("image_processor_size")),
@@ -85,7 +85,7 @@ def parse(hf: dict[str, Any]) -> FlorenceVisionConfig:
 
 
 _SOURCES = ["spatial_avg_pool", "temporal_avg_pool"]
-_EMBEDDINGS = ["COSINE", "learned_abs_2d"]
+_TYPES, _EMBEDDINGS = "visual_temporal_embedding.type and image_pos_embed.type", ["COSINE", "learned_abs_2d"]
 
 
 def _as_class_names(vision: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _as_class_names(vision: Mapping[str, Any]) -> dict[str, Any]:
     time, place = vision.get("visual_temporal_embedding") or {}, vision.get("image_pos_embed") or {}
     named = {"embed_dim": vision.get("dim_embed"), "max_position_embeddings": place.get("max_pos_embeddings")}
     said = {key: value for key, value in {**vision, **named}.items() if value is not None}
-    return said | {"types": [time.get("type"), place.get("type")]}
+    return said | {_TYPES: [time.get("type"), place.get("type")]}
 
 
 def _by_stage(remote: bool) -> dict[str, tuple[Any, ...]]:
@@ -103,7 +103,7 @@ def _by_stage(remote: bool) -> dict[str, tuple[Any, ...]]:
 
 def _image_size(size: Any) -> tuple[int, int]:
     """Returns the (height, width) that a processor's settings scale images to, or the published one."""
-    sides = [size.get(side) for side in ("height", "width")] if isinstance(size, Mapping) else []
+    sides = [size.get(side) for side in ("height", "width")] if isinstance(size, Mapping) else [size, size]
     whole = [side for side in sides if isinstance(side, int)]
     return (whole[0], whole[1]) if len(whole) == 2 else PUBLISHED_SIZE
 
@@ -118,6 +118,10 @@ def _contradictions(config: FlorenceVisionConfig, text_width: int) -> list[str]:
         errors += [f"embed_dim {width} is no multiple of {name} {count}" for width, count in uneven]
     if not 0 < min(config.grids[-1]) <= max(config.grids[-1]) <= config.max_positions:
         errors.append(f"images of {config.image_size} become {config.grids[-1]} cells, not 1 to {config.max_positions}")
+    if min(config.patch_padding) < 0 or config.window_size > max(config.image_size):
+        errors.append(
+            f"patch_padding is {config.patch_padding}, window_size {config.window_size}: no images have those"
+        )
     if config.projection_dim != text_width:
         errors.append(f"projection_dim is {config.projection_dim}, the language model's width is {text_width}")
     return errors

@@ -88,11 +88,12 @@ def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]
     """Yields the folder's files, and a tokenizer.json that is made where there is none, or completed."""
     files = list(folder.processor_files)
     with tempfile.TemporaryDirectory() as scratch:
-        if completed := completed_tokenizer(folder.path / "tokenizer.json", spec.added_tokens):
-            files = [file for file in files if file.name != "tokenizer.json"] + [Path(scratch) / "tokenizer.json"]
-            files[-1].write_text(completed, encoding="utf-8")
         lacks = not any(file.name == "tokenizer.json" for file in files)
         for name, content in make_tokenizer(folder.path, spec).items() if lacks else ():
             files.append(Path(scratch) / name)
             files[-1].write_text(content, encoding="utf-8")
+        tokenizer = next((file for file in files if file.name == "tokenizer.json"), None)
+        if tokenizer is not None and (completed := completed_tokenizer(tokenizer, spec.added_tokens)) is not None:
+            files = [file for file in files if file != tokenizer] + [Path(scratch) / "tokenizer.json"]
+            files[-1].write_text(completed, encoding="utf-8")
         yield files

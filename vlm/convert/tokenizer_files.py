@@ -28,8 +28,8 @@ def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> Mapping[st
 
 def completed_tokenizer(path: Path, tokens: Sequence[str]) -> str | None:
     """Returns the contents of a tokenizer.json with the special tokens that it lacks, added in this order; None where
-    it has them all, or is not there. Raises CheckpointError for a damaged one."""
-    tokenizer = read_tokenizer(path, CheckpointError) if tokens and path.is_file() else None
+    it has them all. Raises CheckpointError for a damaged one."""
+    tokenizer = read_tokenizer(path, CheckpointError) if tokens else None
     if tokenizer is None or not (absent := [token for token in tokens if tokenizer.token_to_id(token) is None]):
         return None
     tokenizer.add_special_tokens(absent)
