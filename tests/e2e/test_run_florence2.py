@@ -113,3 +113,15 @@ def test_an_answer_without_regions_leaves_the_picture_as_it_is():
     picture = Image.new("RGB", (100, 60), "white")
     draw(picture, {"bboxes": [], "labels": []})
     assert picture.getcolors() == [(6000, (255, 255, 255))]
+
+
+def test_verified_against_transformers_own_layout(model, tmp_path, capsys):
+    """Which Microsoft's is not."""
+    florence_kit.write(florence_kit.florence2(), tmp_path / "native", remote=False)
+    code, _, err = ended(capsys, "build", model, "-o", tmp_path / "engine")
+    assert code == 0, err
+    told = ("--new-tokens", "4", "--device", "cpu")
+    code, out, err = ended(capsys, "verify", tmp_path / "engine", "--against", tmp_path / "native", *told)
+    assert code == 0 and "100.0% of the tokens agree" in out, err
+    code, _, err = ended(capsys, "verify", tmp_path / "engine", "--against", model, *told)
+    assert code == 2 and "is in Microsoft's own layout" in err and err.count("vlm: ") == 1

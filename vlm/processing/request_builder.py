@@ -15,10 +15,12 @@ from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.input_fields import (
     ENCODER_KEYS,
     INPUT_KEYS,
+    check_task,
     prompt_table_of,
     rows_of,
     truncation_of,
     with_beginning,
+    with_task,
 )
 from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
@@ -144,18 +146,11 @@ class RequestBuilder:
         )
 
     def _of_task(self, text: str, fields: dict[str, Any], images: tuple[Image, ...]) -> tuple[str, AnswerForm | None]:
-        """Returns what the model reads, and how its answer is read where a task is named; InputError for one that does
-        not fit the input."""
-        if (tasks := self.family.prompt_tasks) is None:
+        """Returns what the model reads, and how its answer is read where a task is named."""
+        if self.family.prompt_tasks is None:
             return text, None
-        is_asked = any(name in fields for name in ("prompt", "text", "messages"))
-        prompt = text.replace(PLACEHOLDER, "").strip() if is_asked else None
-        words, task = tasks.resolve(prompt, fields.get("task"), fields.get("question"))
-        if task is None:
-            return text, None
-        if len(images) != 1:
-            raise InputError(f"task {task!r} is of one image, got {len(images)}; send a request for each.")
-        return self._bounded(words), AnswerForm(task, images[0].size)
+        words, form = with_task(text, fields, self.family.prompt_tasks, [image.size for image in images])
+        return self._bounded(words), form
 
     @property
     def max_tokens(self) -> int:
@@ -242,7 +237,7 @@ class RequestBuilder:
         """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt. One that a
         model is told of in its prompt stays."""
         if self.family.prompt_tasks is not None:
-            return self._without_ids(fields)
+            return check_task(fields)
         if self.tokenizer is not None and self.tokenizer.tasks is not None:
             return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
         if "question" in fields:
@@ -254,13 +249,6 @@ class RequestBuilder:
         rest = {key: value for key, value in fields.items() if key != "task"}
         tuned = self.tuned_prompt(fields["task"])
         return rest if tuned is None else {**rest, "prompt_table": tuned}
-
-    def _without_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Raises InputError for a task beside what the model reads as it is."""
-        ids = ("raw_prompt", "input_ids", "encoder_input_ids")
-        if (told := {"task", "question"} & fields.keys()) and (whole := [name for name in ids if name in fields]):
-            raise InputError(f"{listed([*whole, *sorted(told)])} were given together; an input has one of them.")
-        return fields
 
     def tuned_prompt(self, task: str | int) -> TunedPrompt | None:
         """Returns what was tuned for a task of this name or number; None for -1. Raises InputError for an unknown
