@@ -31,6 +31,9 @@ MODELS = {
     },
     "florence2": {
         "florence2": lambda: tiny.florence2(),
+        "florence2: norms elsewhere, no biases, words scaled": lambda: tiny.florence2(
+            seed=5, spread=0.5, text={"scale_embedding": True},
+            tower={"qkv_bias": False, "window_size": 4, "patch_prenorm": [True, False], "mlp_ratio": 2.0}),
     },
 }  # fmt: skip
 
