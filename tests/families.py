@@ -31,6 +31,7 @@ MODELS = {
     "gpt2": lambda: tiny.gpt2(seed=1),
     "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
     "llava": lambda: tiny.llava(seed=3),
+    "florence2": lambda: tiny.florence2(),
     "lighton-ocr": lambda: tiny.lighton_ocr(seed=1),
     "idefics3": lambda: tiny.idefics3(seed=1),
     "qwen2-vl": lambda: tiny.qwen_vl(seed=1, second=False),

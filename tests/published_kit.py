@@ -184,7 +184,7 @@ SMALL |= {
 }  # fmt: skip
 # the cases of these stand in test_published_vision.py
 VISUAL = (
-    "blip-2", "idefics3", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl", "smolvlm",
+    "blip-2", "florence2", "idefics3", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl", "smolvlm",
     "vision-encoder-decoder",
 )  # fmt: skip
 

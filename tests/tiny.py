@@ -8,9 +8,12 @@ from transformers import (
     BartForConditionalGeneration,
     Blip2Config,
     Blip2ForConditionalGeneration,
+    CLIPImageProcessor,
     CLIPVisionConfig,
     DeiTConfig,
     DonutSwinConfig,
+    Florence2Config,
+    Florence2ForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
     GPTBigCodeConfig,
@@ -441,3 +444,32 @@ def qwen_vl(
     config = kind(**parts | names | {"tie_word_embeddings": True} | options)
     torch.manual_seed(seed)
     return pull_apart(model(config), seed, spread, end=2)
+
+
+DAVIT = {"depths": [1, 2], "embed_dim": [16, 24], "num_heads": [2, 3], "num_groups": [4, 2], "patch_size": [7, 3],
+         "patch_stride": [4, 2], "patch_padding": [3, 1], "patch_prenorm": [False, True], "window_size": 3,
+         "projection_dim": 32, "max_position_embeddings": 7}  # fmt: skip
+FLORENCE_SIZE = {"height": 40, "width": 32}
+
+
+def florence2(seed: int = 0, spread: float = 0.3, tower: dict | None = None, text: dict | None = None, **options):
+    """Random Florence2ForConditionalGeneration, saved with the settings that say its images' size; id 59 is the image's
+    placeholder."""
+    words = {"model_type": "bart", "vocab_size": 60, "d_model": 32, "max_position_embeddings": 128,
+             "forced_eos_token_id": None} | (text or {})  # fmt: skip
+    for side in ("encoder", "decoder"):
+        words = {f"{side}_layers": 2, f"{side}_ffn_dim": 48, f"{side}_attention_heads": 4} | words
+    config = Florence2Config(vision_config=DAVIT | (tower or {}), text_config=words, **{"image_token_id": 59} | options)
+    torch.manual_seed(seed)
+    model = pull_apart(Florence2ForConditionalGeneration(config), seed, spread, end=2)
+    # else a token is followed by itself
+    model.get_output_embeddings().weight.data /= 4
+    own, save = model.generation_config, model.save_pretrained
+    own.decoder_start_token_id, own.pad_token_id, own.bos_token_id, own.eos_token_id = 2, 1, 0, 2
+
+    def save_with_processor(folder, **told):
+        save(folder, **told)
+        CLIPImageProcessor(size=FLORENCE_SIZE, do_center_crop=False).save_pretrained(folder)
+
+    model.save_pretrained = save_with_processor
+    return model

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, donut, idefics3, lighton_ocr, llava, nougat, qwen_vl, trocr, vila
+from visual_engines.families import (
+    blip2,
+    donut,
+    florence2,
+    idefics3,
+    lighton_ocr,
+    llava,
+    nougat,
+    qwen_vl,
+    trocr,
+    vila,
+)
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),
     ModelRef("donut-swin", "visual_engines.models.swin:SPEC"),
+    ModelRef("florence2-vision", "visual_engines.models.florence2:SPEC"),
     ModelRef("idefics3-vision", "visual_engines.models.idefics3:SPEC"),
     ModelRef("lighton-ocr-vision", "visual_engines.models.lighton_ocr:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
@@ -20,6 +32,7 @@ FAMILIES = (
     donut.DONUT,  # before Nougat, whose networks are the same
     nougat.NOUGAT,
     trocr.TROCR,
+    florence2.FLORENCE2,
     lighton_ocr.LIGHTON_OCR,
     idefics3.IDEFICS3,
     qwen_vl.QWEN_VL,

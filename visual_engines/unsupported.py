@@ -27,7 +27,6 @@ MODEL_TYPES = {
     "deepseek_vl_v2": ("DeepSeek-VL2 or DeepSeek-OCR", READ),
     "donut-swin": ("the encoder of a Donut or Nougat model alone", READ),
     "dots_ocr": ("dots.ocr", READ),
-    "florence2": ("Florence-2", f"{CAPTION}; {READ}"),
     "fuyu": ("Fuyu", ASK),
     "gemma3": ("Gemma 3 with images", ASK),
     "gemma3n": ("Gemma 3n", ASK),

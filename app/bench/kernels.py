@@ -20,7 +20,9 @@ Results = dict[str, Any]
 def check_profiled(device: torch.device) -> None:
     """Raises InputError for a device whose kernels cannot be listed."""
     if device.type != "cuda":
-        raise InputError(f"--profile lists the kernels of a GPU; on {device} leave it out, or choose one: --device cuda.")
+        raise InputError(
+            f"--profile lists the kernels of a GPU; on {device} leave it out, or choose one: --device cuda."
+        )
 
 
 def step_kernels(first: Callable[[], Any], whole: Callable[[], Any], steps: int, device: torch.device) -> Results:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from gradio.processing_utils import save_pil_to_cache
 
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
 from vlm.processing.conversation import Conversation, ImagePart, Message
+from vlm_app.core.overlay import regions_of
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, show_errors
-from vlm_app.demo.documents import UploadedPage
+from vlm_app.demo.documents import UploadedPage, uploaded_name
+from vlm_app.demo.documents import drawn as draw_uploaded
 from vlm_app.demo.models import Models, takes_images
 from vlm_app.demo.parts import LATEX, UNLISTED, Controls, model_choice, sampling_controls, set_options, timing_line
 
@@ -28,10 +31,12 @@ class Turn:
     role: str
     text: str
     images: tuple[str, ...] = ()  # files
+    drawn: str | None = None  # a file: the image with the places that the text names
 
     @property
     def chat_message(self) -> dict[str, Any]:
-        return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text]}
+        after = [{"path": self.drawn}] if self.drawn else []
+        return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text, *after]}
 
     @property
     def message(self) -> Message:
@@ -77,6 +82,7 @@ class AskTab:
         box = gr.MultimodalTextbox(
             label="Question", show_label=False, placeholder=hint, file_types=["image"], file_count="multiple"
         )
+        self.chat = chat
         return chat, box
 
     def _settings(self, box: gr.MultimodalTextbox) -> tuple[gr.Dropdown, Controls]:
@@ -94,12 +100,24 @@ class AskTab:
         turns = (*turns, _question_turn(question))
         source, paths = input_of(self.models[model], turns)
         files = [UploadedPage(path, 1) for path in paths]
-        box_update = NOTHING
+        box_update, text, timing = NOTHING, "", ""
         async with aclosing(answers(self.models[model], source, files, set_options(sampling))) as states:
             async for text, timing in states:
                 now = (*turns, Turn("assistant", text))
                 yield [turn.chat_message for turn in now], timing, now, box_update
                 box_update = gr.skip()  # the next question may have been begun
+        if (drawn := await self._drawn(self.models[model], paths, text)) is not None:
+            now = (*turns, Turn("assistant", text, drawn=drawn))
+            yield [turn.chat_message for turn in now], timing, now, box_update
+
+    async def _drawn(self, model: AsyncPipeline, paths: tuple[str, ...], text: str) -> str | None:
+        """Returns a file of the image that an answer names places in; None of any other answer."""
+        if not model.pipeline.capabilities.one_image_a_prompt or len(paths) != 1 or regions_of(text) is None:
+            return None
+        picture = await model.media.run(uploaded_name(paths[0]), draw_uploaded, paths[0], text)
+        file = save_pil_to_cache(picture, self.chat.GRADIO_CACHE, "regions", "png")
+        self.chat.temp_files.add(file)  # deleted as uploads are
+        return file
 
 
 def forgotten() -> tuple[list[Any], str, tuple[Turn, ...]]:
@@ -117,7 +135,8 @@ def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, A
     """Returns (an input of the pipeline, the files of its images)."""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")
-    if model.pipeline.capabilities.supports_chat:
+    able = model.pipeline.capabilities
+    if able.supports_chat and not able.one_image_a_prompt:
         conversation = Conversation(tuple(turn.message for turn in turns))
         return {"messages": conversation}, tuple(path for turn in turns for path in turn.images)
     return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())

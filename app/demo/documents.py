@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vlm.errors import DocumentError, InputError, counted
 from vlm.processing.documents import Document, open_document
 from vlm.processing.images import Detail
+from vlm_app.core.overlay import draw, regions_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -57,6 +58,13 @@ def preview(path: str, page: float) -> Image.Image:
     """Returns a page that is no larger than what is shown."""
     image = page_image(path, page)
     return image if image.width <= PREVIEW_WIDTH else image.reduce(-(-image.width // PREVIEW_WIDTH))
+
+
+def drawn(path: str, text: str) -> Image.Image:
+    """Returns an image with the places that an answer names."""
+    picture = page_image(path, 1)
+    draw(picture, regions_of(text) or {})
+    return picture
 
 
 def uploaded_name(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.files import read_json
 from vlm.build.store import locate
 from vlm.errors import InputError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 WITH_IMAGES = {  # model_type -> class
     "blip-2": "Blip2ForConditionalGeneration",
+    "florence2": "Florence2ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration",
     "lighton_ocr": "LightOnOcrForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
@@ -46,6 +48,11 @@ def folder_of(model: str | Path, **options: Any) -> Path:
     kind = converter.name if converter else config.get("model_type")
     if converter or not _known(kind):
         raise InputError(f"Hugging Face's transformers has no class for {kind} models; there is nothing to compare to.")
+    if kind == "florence2" and is_remote(config):
+        raise InputError(
+            f"{model} is in Microsoft's own layout, which no class of transformers reads; give the same model as"
+            " florence-community has it."
+        )
     return source.path
 
 

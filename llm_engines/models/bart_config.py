@@ -63,9 +63,11 @@ def _trocr_fields(reader: ConfigReader) -> dict[str, Any]:
 
 _BART = {"vocab_size": 50265, "max_position_embeddings": 1024, "activation_function": "gelu", "scale_embedding": False,
          "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}  # fmt: skip
+_POST_NORM = _Class({"pre_norm": False, "final_norm": False})
 # transformers' configuration and modeling files of these names
 CLASSES = {
-    "bart": _Class({"pre_norm": False, "final_norm": False}),
+    "bart": _POST_NORM,
+    "florence2_language": _POST_NORM,  # BART, in the code that Microsoft publishes beside Florence-2
     "mbart": _Class({"pre_norm": True, "final_norm": True}, {"decoder_start_token_id": None}),
     "m2m_100": _Class(
         {"pre_norm": True, "final_norm": True, "embedding_norm": False, "sinusoidal": True},
@@ -105,7 +107,8 @@ def parse_encoder(hf: dict[str, Any]) -> BartConfig:
 
 
 def _parse(hf: dict[str, Any], side: str) -> BartConfig:
-    known = CLASSES.get(hf.get("model_type", ""), _Class())
+    hf = {"model_type": "bart"} | hf  # a part of a configuration may leave it out
+    known = CLASSES.get(hf["model_type"], _Class())
     aliases = {"num_attention_heads": f"{known.base}_attention_heads", "num_hidden_layers": f"{known.base}_layers"}
     reader = ConfigReader(hf, f"BART {side}", {"hidden_size": "d_model", **aliases})
     reader.choice("model_type", CLASSES)

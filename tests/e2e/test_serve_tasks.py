@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 
 import numpy as np
 import openai
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 
 import vlm
-from tests import prompted_kit, tiny
+from tests import florence_kit, prompted_kit, tiny
 from tests.donut_kit import FORMS, write_processor
 from tests.prompted_kit import saved
 from tests.server_kit import serving
@@ -81,3 +82,30 @@ def test_a_models_own_tasks_and_questions(tmp_path):
         for told, says in (({"task": "forms"}, "the task is 'forms'"), ({"task": "docvqa"}, "answers a question")):
             with pytest.raises(openai.BadRequestError, match=says):
                 ask(told)
+
+
+def test_tasks_that_a_conversation_marks(tmp_path):
+    """In its last message, or named beside it; answers are in pixels of the image that was sent."""
+    florence_kit.write(florence_kit.florence2(), tmp_path / "florence", remote=True)
+    pipe = vlm.load(tmp_path / "florence", device="cpu", cache_dir=tmp_path / "cache")
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (90, 140, 3), np.uint8)).save(file, "JPEG")
+    url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    region = "<loc_52><loc_332><loc_932><loc_774>"
+    with serving({"florence": pipe}) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+
+        def ask(text, **told):
+            content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+            turn = [{"role": "user", "content": content}]
+            answer = client.chat.completions.create(model="florence", messages=turn, max_tokens=24, extra_body=told)
+            return answer.choices[0].message.content
+
+        for task, question in (("REGION_PROPOSAL", None), ("REGION_TO_SEGMENTATION", region)):
+            alone = pipe.generate(images=[file.getvalue()], task=task, question=question, max_new_tokens=24).text
+            assert "bboxes" in json.loads(alone) or "polygons" in json.loads(alone)
+            assert ask(f"<{task}>{question or ''}") == ask(question or "", task=task) == alone
+        for text, told, says in (("", {"task": "forms"}, "the task is 'FORMS'"), ("<OD> cars", {}, "takes no question"),
+                                 ("<REGION_TO_OCR>", {}, "answers a question")):  # fmt: skip
+            with pytest.raises(openai.BadRequestError, match=says):
+                ask(text, **told)

@@ -37,6 +37,7 @@ LANGUAGE = r".*(?:language|text)_model\..*\.({})"  # the visual network stays as
 EVERY = LANGUAGE.format("q|k|v|o|wi_[01]|wo|[a-z]+_proj|fc[12]")
 VISION = {
     "llava": (lambda: tiny.llava(seed=3), "q_proj|v_proj", "up_proj|down_proj"),
+    "florence2": (lambda: tiny.florence2(), "q_proj|k_proj", "fc1|fc2"),
     "lighton-ocr": (lambda: tiny.lighton_ocr(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
     "idefics3": (lambda: tiny.idefics3(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
     "qwen-vl": (lambda: tiny.qwen_vl(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
@@ -135,7 +136,7 @@ def test_rows_about_images_have_their_adapters(family, tmp_path):
     assert cache.misses == len(adapted.images)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llava", "blip2-t5"])
+@pytest.mark.parametrize("family", ["gpt2", "llava", "blip2-t5", "florence2"])
 def test_merged_weights_are_those_of_both(family, tmp_path):
     """Of visual networks, too; what is merged is split among ranks and built as any other model."""
     model = (TEXT | VISION)[family][0]()

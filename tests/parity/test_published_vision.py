@@ -23,8 +23,12 @@ from vlm_app.reference.huggingface import image_inputs, in_patches, in_tiles
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
 PROMPTS = ([0, 5, 9, 33, 7], [0, 40, 41])  # 0: the image
-# in LLaVA's and VILA's own forms, with cases of their own: test_llava_form.py, test_vila.py
-OWN_FORMS = ("liuhaotian__llava-v1.5-7b", "Efficient-Large-Model__VILA1.5-3b")
+# in LLaVA's, VILA's and Florence-2's own forms, with cases of their own: test_llava_form.py, test_vila.py,
+# test_florence2.py
+OWN_FORMS = (
+    "liuhaotian__llava-v1.5-7b", "Efficient-Large-Model__VILA1.5-3b", "microsoft__Florence-2-base",
+    "microsoft__Florence-2-large",
+)  # fmt: skip
 MODELS = [name for name in kit.supported(*kit.VISUAL) if name not in OWN_FORMS]
 # the layouts of other releases
 NEWER = {"llava-hf__llava-1.5-7b-hf": kit.Layout(), "Qwen__Qwen2.5-VL-7B-Instruct": kit.Layout()}

@@ -29,6 +29,12 @@ MODELS = {
     "blip2-t5": {
         "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
     },
+    "florence2": {
+        "florence2": lambda: tiny.florence2(),
+        "florence2: norms elsewhere, no biases, words scaled": lambda: tiny.florence2(
+            seed=5, spread=0.5, text={"scale_embedding": True},
+            tower={"qkv_bias": False, "window_size": 4, "patch_prenorm": [True, False], "mlp_ratio": 2.0}),
+    },
 }  # fmt: skip
 
 
@@ -41,7 +47,7 @@ class Case:
 
     def __init__(self, model, folder):
         # a small pool, from which sequences are preempted, must hold one of full length
-        encoder = hasattr(getattr(model, "language_model", None), "encoder")
+        encoder = model.config.is_encoder_decoder or hasattr(getattr(model, "language_model", None), "encoder")
         limits = {"max_seq_len": 40, "max_encoder_input_len": 90} if encoder else {"max_seq_len": 128}
         self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8, **limits)
         pipe = Pipeline(self.engine, cpu())

@@ -91,7 +91,9 @@ def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
 def fake(name: str, supports_chat: bool = False):
     """An asynchronous pipeline, as far as tabs look at it."""
     family = catalogs.families()[name]
-    capabilities = SimpleNamespace(takes_images=family.takes_images, supports_chat=supports_chat)
+    capabilities = SimpleNamespace(
+        takes_images=family.takes_images, supports_chat=supports_chat, one_image_a_prompt=False
+    )  # fmt: skip
     tokenizer = SimpleNamespace(languages=None)
     return SimpleNamespace(pipeline=SimpleNamespace(family=family, tokenizer=tokenizer, capabilities=capabilities))
 

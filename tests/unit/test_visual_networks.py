@@ -28,6 +28,7 @@ VILA = {
 }  # fmt: skip
 CONFIGS = {
     "donut-swin": lambda: tiny.nougat_config().encoder.to_dict(),
+    "florence2-vision": lambda: tiny.florence2().config.to_dict() | {"image_processor_size": tiny.FLORENCE_SIZE},
     "lighton-ocr-vision": lambda: tiny.lighton_ocr(seed=1).config.to_dict(),
     "idefics3-vision": lambda: tiny.idefics3().config.to_dict(),
     "llava-vision": lambda: tiny.llava(seed=3).config.to_dict(),

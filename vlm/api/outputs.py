@@ -100,9 +100,8 @@ class OutputReader:
     def _decoded(self, completion: Completion, outcome: Completion | Hypothesis, score: float | None = None) -> Output:
         params = completion.request.params
         raw = before_stop(self._text(completion, outcome), params.stop, params.include_stop_str_in_output)
-        begun = self._shown(params, completion.request.decoder_prompt_token_ids) if self.family.reads_prompt else ""
         return Output(
-            self.family.postprocess(begun + raw),
+            self._read(completion.request, raw),
             raw,
             outcome.token_ids,
             outcome.finish_reason,
@@ -113,6 +112,13 @@ class OutputReader:
             context_logits=completion.context_logits,
             generation_logits=completion.generation_logits,
         )
+
+    def _read(self, request: Request, raw: str) -> str:
+        """Returns what users read of what the model wrote."""
+        if request.answer_form is not None and self.family.prompt_tasks is not None:
+            return self.family.prompt_tasks.answer(raw, request.answer_form)
+        begun = self._shown(request.params, request.decoder_prompt_token_ids) if self.family.reads_prompt else ""
+        return self.family.postprocess(begun + raw)
 
     def _text(self, completion: Completion, outcome: Completion | Hypothesis) -> str:
         """Returns the decoded tokens; of a loop its first turn."""

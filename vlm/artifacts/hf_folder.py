@@ -56,15 +56,19 @@ class HFFolder:
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path} is no folder; give a {WHAT} (config.json and weights).")
         config = read_json(self.path / "config.json", CheckpointError, WHAT)
-        return config if (kind := self._image_processor) is None else {"image_processor_type": kind, **config}
+        return self._image_processor | config
 
     @property
-    def _image_processor(self) -> str | None:
-        """Returns the class that the settings of images name: families may differ in nothing else."""
+    def _image_processor(self) -> dict[str, Any]:
+        """Returns the class that the settings of images name, families may differ in nothing else; and the size that
+        these become, which not all configurations say."""
         files = ModelFiles("", path=self.path)
         nested = files.read("processor_config.json").get("image_processor")
         settings = nested if isinstance(nested, dict) else files.read("preprocessor_config.json")
-        return settings.get("image_processor_type") or settings.get("feature_extractor_type")
+        size = settings.get("crop_size" if settings.get("do_center_crop") else "size")
+        kind = settings.get("image_processor_type") or settings.get("feature_extractor_type")
+        said = {"image_processor_type": kind, "image_processor_size": size}
+        return {name: value for name, value in said.items() if value is not None}
 
     @functools.cached_property
     def generation(self) -> dict[str, Any]:

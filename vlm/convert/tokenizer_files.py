@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vlm.artifacts.files import load_json
+from vlm.artifacts.tokenizer_file import read_tokenizer
 from vlm.errors import CheckpointError
 from vlm.registry.spec import FamilySpec
 
@@ -23,6 +24,16 @@ def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> Mapping[st
         return files
     content = _usual(folder, config)
     return {} if content is None else {"tokenizer.json": content}
+
+
+def completed_tokenizer(path: Path, tokens: Sequence[str]) -> str | None:
+    """Returns the contents of a tokenizer.json with the special tokens that it lacks, added in this order; None where
+    it has them all. Raises CheckpointError for a damaged one."""
+    tokenizer = read_tokenizer(path, CheckpointError) if tokens else None
+    if tokenizer is None or not (absent := [token for token in tokens if tokenizer.token_to_id(token) is None]):
+        return None
+    tokenizer.add_special_tokens(absent)
+    return tokenizer.to_str()
 
 
 def _usual(folder: Path, config: dict[str, object]) -> str | None:

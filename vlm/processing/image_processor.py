@@ -74,7 +74,7 @@ class ImageProcessor:
 
     def read(self, image: Image.Image) -> ImagePixels:
         """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""
-        return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization)
+        return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization, image.size)
 
     def _checked(self, images: Sequence[Image.Image]) -> Tensor:
         pixels = self._processed(images)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from vlm.artifacts.prompt_tables import TunedPrompt
 from vlm.errors import InputError, listed
+from vlm.processing.conversation import PLACEHOLDER
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry.tasks import TaskPrompts
+from vlm.registry.tasks import PromptTasks, TaskPrompts
+from vlm.requests.answer_form import AnswerForm
 from vlm.requests.prompt_table import PromptTable
 
 INPUT_KEYS = (
@@ -60,6 +63,31 @@ def with_beginning(fields: dict[str, Any], tasks: TaskPrompts, tokenizer: Tokeni
         return rest
     tokenizer.check_length(prompt, limit)
     return {**rest, "decoder_prompt_token_ids": tokenizer.encode(prompt)}
+
+
+def check_task(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns an input to a model that is told its tasks in prompts. Raises InputError for a task beside what it reads
+    as it is."""
+    as_it_is = [name for name in ("raw_prompt", "input_ids", "encoder_input_ids") if name in fields]
+    if (told := sorted({"task", "question"} & fields.keys())) and as_it_is:
+        raise InputError(f"{listed([*as_it_is, *told])} were given together; an input has one of them.")
+    return fields
+
+
+def with_task(
+    text: str, fields: dict[str, Any], tasks: PromptTasks, sizes: Sequence[tuple[int, int]]
+) -> tuple[str, AnswerForm | None]:
+    """Returns what a model reads for a prompt that marks a task, or beside which one is named, and how its answer is
+    read; of a prompt without a task the text itself. `sizes`: of the images, (width, height). Raises InputError for a
+    task that does not fit the input."""
+    is_asked = any(name in fields for name in ("prompt", "text", "messages"))
+    prompt = text.replace(PLACEHOLDER, "").strip() if is_asked else None
+    words, task = tasks.resolve(prompt, fields.get("task"), fields.get("question"))
+    if task is None:
+        return text, None
+    if len(sizes) != 1:
+        raise InputError(f"task {task!r} is of one image, got {len(sizes)}; send a request for each.")
+    return words, AnswerForm(task, sizes[0])
 
 
 def rows_of(table: PromptTable | None, vocab_size: int) -> range:

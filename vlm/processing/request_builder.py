@@ -15,16 +15,20 @@ from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.input_fields import (
     ENCODER_KEYS,
     INPUT_KEYS,
+    check_task,
     prompt_table_of,
     rows_of,
     truncation_of,
     with_beginning,
+    with_task,
 )
 from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.adapters import adapter_id
+from vlm.requests.answer_form import AnswerForm
+from vlm.requests.image import Image
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -102,19 +106,19 @@ class RequestBuilder:
         table = prompt_table_of(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
-        suffix = self._suffix(fields)
+        suffix, form = self._suffix(fields), None
         limit = truncation_of(fields, self._prompt_limit(params))
         if conversation is not None:
             open_ended = bool(fields.get("continue_final_message"))
             text = prompts.of_conversation(conversation, len(images), continue_final_message=open_ended)
-            whole = self._bounded(text)
+            whole, form = self._of_task(self._bounded(text), fields, images)
             ids = prompts.ids(whole, image_rows, rows, grids=grids)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
             ids = prompts.ids(text + suffix, image_rows, rows, grids=grids, limit=limit, cut_part=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
-            whole = prompts.of_prompt(text + suffix, len(images))
+            whole, form = self._of_task(prompts.of_prompt(text + suffix, len(images)), fields, images)
             ids = prompts.ids(whole, image_rows, rows, grids=grids, limit=limit, cut_part=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if names := sorted(unknown & fields.keys()):
@@ -132,8 +136,21 @@ class RequestBuilder:
             )
         start = self._decoder_prompt({k: v for k, v in fields.items() if k == "decoder_prompt_token_ids"})
         return Request(
-            start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
+            start,
+            encoder_input_ids=tuple(ids),
+            params=params,
+            stops=stops,
+            images=images,
+            prompt_table=table,
+            answer_form=form,
         )
+
+    def _of_task(self, text: str, fields: dict[str, Any], images: tuple[Image, ...]) -> tuple[str, AnswerForm | None]:
+        """Returns what the model reads, and how its answer is read where a task is named."""
+        if self.family.prompt_tasks is None:
+            return text, None
+        words, form = with_task(text, fields, self.family.prompt_tasks, [image.size for image in images])
+        return self._bounded(words), form
 
     @property
     def max_tokens(self) -> int:
@@ -217,7 +234,10 @@ class RequestBuilder:
         return messages
 
     def _with_task(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt."""
+        """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt. One that a
+        model is told of in its prompt stays."""
+        if self.family.prompt_tasks is not None:
+            return check_task(fields)
         if self.tokenizer is not None and self.tokenizer.tasks is not None:
             return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
         if "question" in fields:

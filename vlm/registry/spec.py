@@ -12,6 +12,7 @@ from vlm.config import Config
 from vlm.errors import ConfigError
 from vlm.limits import MAX_LAYERS
 from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.tasks import PromptTasks
 from vlm.registry.tokenizer_rules import ReadRules, no_rules
 
 if TYPE_CHECKING:
@@ -129,7 +130,12 @@ class FamilySpec:
     # have ids of their own a tokenizer_target.json; None: in one of the usual ways
     make_tokenizer: Callable[[Path, Mapping[str, Any]], Mapping[str, str] | None] = lambda folder, settings: None
     tokenizer_files: tuple[str, ...] = ()  # patterns of files that it makes one of, beyond those that many models have
+    # special tokens that a tokenizer.json may lack, whose ids follow its last one in this order
+    added_tokens: tuple[str, ...] = ()
+    # (config.json, what the folder says of generation) -> what holds, where a publication's own code differs
+    generation_settings: Callable[[Mapping[str, Any], dict[str, Any]], dict[str, Any]] = lambda config, said: said
     postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
+    prompt_tasks: PromptTasks | None = None  # that it is told of in prompts, each with answers of its own
     reads_prompt: bool = False  # is what it wrote read together with where it began?
     loop_detection: bool = False  # on by default for the family's requests
     # what models whose names begin so are asked of a page of a document, as they were trained

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import InputError, listed
+from vlm.requests.answer_form import AnswerForm
 
 QUESTION = "{question}"
 
@@ -25,9 +26,7 @@ class TaskPrompts:
         if name is None and question is None:
             return None
         if not isinstance(name, str) or name not in self.prompts:
-            known = f"this model knows {listed(sorted(self.prompts))}" if self.prompts else "this model has none"
-            said = "a question is of a task" if name is None else f"the task is {name!r}"
-            raise InputError(f"{said}; {known}.")
+            raise self.unknown(name)
         prompt = self.prompts[name]
         if QUESTION not in prompt:
             if question is not None:
@@ -36,3 +35,38 @@ class TaskPrompts:
         if not isinstance(question, str) or not question.strip():
             raise InputError(f"task {name!r} answers a question; give one beside it.")
         return prompt.replace(QUESTION, question)
+
+    def unknown(self, name: Any) -> InputError:
+        """Returns the error of a task that the model does not have; `name` None: of a question without one."""
+        known = f"this model knows {listed(sorted(self.prompts), 40)}" if self.prompts else "this model has none"
+        said = "a question is of a task" if name is None else f"the task is {name!r}"
+        return InputError(f"{said}; {known}.")
+
+
+@dataclass(frozen=True)
+class PromptTasks(TaskPrompts):
+    """Tasks that a model is told of in its prompt, which is of one image: in words, for which people write a mark,
+    `<OD>`, and behind it what the task is about."""
+
+    answer: Callable[[str, AnswerForm], str] = lambda text, form: text  # what it wrote -> what users read
+
+    def resolve(self, prompt: str | None, task: Any, question: Any) -> tuple[str, str | None]:
+        """Returns what the model reads for a prompt that marks a task, or beside which one is named, and the task; of a
+        prompt without one itself and None. InputError for a task that is unknown, and for texts too many or too few."""
+        marked, rest = self._parted(prompt or "")
+        named = task.strip("<> ").upper() if isinstance(task, str) else task  # as the publisher writes them
+        if marked is not None and named is not None:
+            raise InputError(f"tasks {marked}, {named} were given together; an input has one of them.")
+        if rest and question is not None:
+            raise InputError("a question was given beside a prompt; an input has one of them.")
+        name = self.default if (prompt, task, question) == (None, None, None) else marked or named
+        if name is None and question is not None:
+            raise self.unknown(None)
+        if name is None:
+            return prompt or "", None
+        return self.prompt(name, rest or None if question is None else question) or "", name
+
+    def _parted(self, prompt: str) -> tuple[str | None, str]:
+        """Returns the task that a prompt marks, None where it marks none, and the rest of it."""
+        task = next((task for task in self.prompts if f"<{task}>" in prompt), None)
+        return task, prompt if task is None else prompt.replace(f"<{task}>", "").strip()

@@ -24,6 +24,9 @@ class Image:
     grid: tuple[int, ...] | None = None  # of its rows: down and across; None where nothing depends on it
     normalization: Normalization | None = None
     digest: bytes | None = None  # of the pixels, where it is known
+    picture_size: tuple[int, int] | None = (
+        None  # (width, height) of the picture that they were made of, if there was one
+    )
 
     @classmethod
     def from_pixels(cls, pixels: Tensor, vision: VisionConfig) -> Image:
@@ -37,7 +40,14 @@ class Image:
         import torch
 
         own = cls.from_pixels(torch.from_numpy(image.pixels), vision)
-        return replace(own, normalization=image.normalization, digest=image.digest)
+        said = {"normalization": image.normalization, "digest": image.digest, "picture_size": image.picture_size}
+        return replace(own, **said)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Returns the (width, height) of the picture, or of the pixels where these are all that was given."""
+        height, width = self.pixels.shape[1:]
+        return self.picture_size or (width, height)
 
     @property
     def values(self) -> Tensor:

@@ -34,11 +34,17 @@ class ImagePixels:
     pixels: np.ndarray  # [C, H, W]; levels uint8 with a normalization, else values float32
     normalization: Normalization | None
     digest: bytes
+    picture_size: tuple[int, int] | None = None  # (width, height) of the picture; None: there was none
 
     @classmethod
-    def of(cls, pixels: np.ndarray, normalization: Normalization | None = None) -> ImagePixels:
+    def of(
+        cls,
+        pixels: np.ndarray,
+        normalization: Normalization | None = None,
+        picture_size: tuple[int, int] | None = None,
+    ) -> ImagePixels:
         """Hashes pixels, which takes milliseconds."""
-        return cls(pixels, normalization, pixel_digest(pixels, normalization))
+        return cls(pixels, normalization, pixel_digest(pixels, normalization), picture_size)
 
 
 def pixel_values(pixels: Tensor, normalization: Normalization | None) -> Tensor:

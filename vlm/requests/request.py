@@ -12,6 +12,7 @@ from vlm.requests.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vlm.requests.answer_form import AnswerForm
     from vlm.requests.image import Image
     from vlm.requests.prompt_table import PromptTable
 
@@ -39,6 +40,7 @@ class Request:
     stops: Stops | None = None  # where the output's text ends it
     images: tuple[Image, ...] = ()
     prompt_table: PromptTable | None = None
+    answer_form: AnswerForm | None = None  # how the output is read; None: as all of the model's are
     adapter_id: int = NO_ADAPTER  # of those that the engine has loaded
 
     def __post_init__(self) -> None:

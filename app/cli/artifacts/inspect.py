@@ -116,7 +116,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
         "family": family.name,
         "roles": parts,
         "processor": [file.name for file in folder.processor_files],
-        "generation": folder.generation,
+        "generation": family.generation_settings(folder.config, folder.generation),
         "quantization": quantized and f"{quantized.scheme.format}, kept as {quantized.scheme.method}",
         "next": f"vlm build {path} -o {path.name}.engine",
     }

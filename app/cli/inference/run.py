@@ -11,6 +11,7 @@ import typer
 
 from vlm.options import option
 from vlm_app.cli.display.outputs import Printer
+from vlm_app.cli.display.overlay import check_overlay, save_overlay
 from vlm_app.cli.display.profiling import print_profile
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import USER_ERROR, command
@@ -30,6 +31,9 @@ class DisplayOptions:
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
     raw: bool = option(False, "The text as decoded, without post-processing.")
     run_profiling: bool = option(False, "Print where the time went.")
+    save_overlay: Path | None = option(
+        None, "Write the image with the boxes, polygons and labels of the answer drawn on it (florence2): a .png file."
+    )
 
 
 @command
@@ -63,9 +67,9 @@ def run(
     """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
 
     On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
-    post-processed (nougat: markdown, donut: JSON). --json prints one object an input: image (and page) or input, text,
-    raw_text, finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences) are printed one
-    after the other, best first, and in JSON the others are "alternatives".
+    post-processed (nougat: markdown, donut and florence2: JSON). --json prints one object an input: image (and page) or
+    input, text, raw_text, finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences)
+    are printed one after the other, best first, and in JSON the others are "alternatives".
 
     \b
     Examples:
@@ -79,11 +83,14 @@ def run(
       vlm run --image a.png --chat --model llava-hf/llava-1.5-7b-hf
       vlm run --image receipt.png --task cord-v2 --model naver-clova-ix/donut-base-finetuned-cord-v2
       vlm run --image page.png --question "What is the date?" --model naver-clova-ix/donut-base-finetuned-docvqa
+      vlm run --image street.png --task OD --save-overlay boxes.png --model microsoft/Florence-2-base
       vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """
     check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
     run_inputs = RunInputs.from_options(sources, framing, chat=chat)
+    if display.save_overlay is not None:
+        check_overlay(display.save_overlay, 0 if chat else len(run_inputs.images))
     name = run_inputs.default_model() if model is None else model
     folder = None
     if check_accuracy:
@@ -107,6 +114,8 @@ def run(
         return
     printer = Printer(pipeline, sampling, raw=display.raw)
     _print(printer, extras.on_inputs(run_inputs.inputs(pipeline)), run_inputs.places, display)
+    if display.save_overlay is not None and printer.results:
+        save_overlay(display.save_overlay, *printer.results[0])
     if folder is not None and printer.results:
         _compare(folder, printer, reference_dtype)
     if printer.failures:
@@ -125,7 +134,8 @@ def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Pat
 def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, display: DisplayOptions) -> None:
     """Prints what the model makes of the inputs, as it comes where a reader looks at it."""
     alone = printer.sampling.get("num_return_sequences", 1) == 1
-    if not display.as_json and alone and (display.raw or sys.stdout.isatty()):
+    reads_at_once = sys.stdout.isatty() and not printer.pipeline.capabilities.one_image_a_prompt
+    if not display.as_json and alone and (display.raw or reads_at_once):
         printer.stream(inputs)
     else:
         printer.whole(inputs, display.as_json, places)

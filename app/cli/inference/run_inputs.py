@@ -39,10 +39,10 @@ class RunSources:
     )  # fmt: skip
     raw_prompt: str | None = option(None, "The prompt as the model reads it, in no template.")
     task: str | None = option(
-        None, "For a model that has tasks (Donut): what to do with each image, like docvqa or cord-v2.",
+        None, "For a model that has tasks (Donut, Florence-2): what to do with each image, like docvqa or OD.",
         default="the one that it was tuned for",
     )  # fmt: skip
-    question: str | None = option(None, "For a task that answers one, as docvqa does.")
+    question: str | None = option(None, "For a task that answers one, as docvqa does, or is of a text or region.")
     input_ids: Path | None = same_option(TextFiles, "input_ids")
 
     @property
@@ -110,14 +110,16 @@ class RunInputs:
 
     def check_pages(self, pipeline: Pipeline) -> None:
         """Raises InputError where all pages of a long document would stand in one prompt without a word."""
-        if pipeline.capabilities.takes_prompt and self.long_document:
+        able = pipeline.capabilities
+        if able.takes_prompt and not able.one_image_a_prompt and self.long_document:
             raise InputError(
                 f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
                 " which with --pages 1 or --pages 1-3."
             )
 
     def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
-        """Returns one for all images and the prompt, where the family takes prompts; else one an image, or a text."""
+        """Returns one for all images and the prompt, where the family takes prompts about several; else one an image,
+        or a text."""
         if self.ids:
             items = without_padding(self.ids, pipeline.config.pad_token_id)
             return [{"input_ids": item.fields.get("input_ids", [])} for item in items]
@@ -130,10 +132,11 @@ class RunInputs:
             if flags := [f"--{name}" for name in self.framing]:
                 raise InputError(f"{listed(flags)} is for texts; {pipeline.family.name} takes none.")
             return [{"images": [source], "prompt": self.prompt, **self.of_task} for source in self.images]
-        fields = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
-        return [
-            {name: value for name, value in {**fields, **self.framing, **self.of_task}.items() if value is not None}
-        ]
+        fields = {"prompt": self.prompt, "raw_prompt": self.raw_prompt, **self.framing, **self.of_task}
+        said = {name: value for name, value in fields.items() if value is not None}
+        if pipeline.capabilities.one_image_a_prompt and self.images:
+            return [{"images": [source], **said} for source in self.images]
+        return [{**({"images": self.images} if self.images else {}), **said}]
 
 
 def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> None:

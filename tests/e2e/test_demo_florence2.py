@@ -1,0 +1,58 @@
+"""The demo asks Florence-2 about the last image, and shows the places that an answer names on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vlm
+from tests import florence_kit
+from vlm.api.async_pipeline import AsyncPipeline
+
+gr = pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'vlm-runtime[demo]'")
+
+
+async def last(states):
+    found = None
+    async for state in states:
+        found = state
+    return found
+
+
+def test_an_answer_is_drawn_on_the_image_it_is_about(tmp_path):
+    from vlm_app.core.overlay import draw
+    from vlm_app.demo.ask import AskTab
+
+    florence_kit.write(florence_kit.florence2(), tmp_path / "florence", remote=False)
+    pipe = vlm.load(tmp_path / "florence", device="cpu", cache_dir=tmp_path / "cache")
+    random, files = np.random.default_rng(1), [tmp_path / f"{i}.png" for i in range(2)]
+    for file in files:
+        Image.fromarray(random.integers(0, 256, (60, 90, 3), np.uint8)).save(file)
+
+    asked = [(files[0], "REGION_PROPOSAL"), (files[1], "OCR_WITH_REGION"), (files[1], "OCR")]
+    texts = [pipe.generate(images=[str(file)], task=task, max_new_tokens=24).text for file, task in asked]
+
+    async def conversation():
+        """Asks about two images, one after the other, and the second once more."""
+        model = AsyncPipeline(pipe)
+        model.start()
+        tab, turns, shown = AskTab({"florence": model}), (), []
+        with gr.Blocks():
+            tab.build()
+        for text, images in (("<REGION_PROPOSAL>", files[:1]), ("<OCR_WITH_REGION>", files[1:]), ("<OCR>", [])):
+            question = {"text": text, "files": [str(file) for file in images]}
+            chat, _, turns, _ = await last(tab.answer(question, turns, "florence", max_new_tokens=24))
+            shown.append(chat[-1]["content"])
+        await model.close()
+        return shown
+
+    *drawn, plain = asyncio.run(conversation())
+    for content, file, text in zip(drawn, files, texts[:2], strict=True):
+        expected = Image.open(file).convert("RGB")
+        draw(expected, json.loads(text))
+        assert content[0] == text and Image.open(content[1]["path"]).tobytes() == expected.tobytes()
+    assert plain == texts[2:]
