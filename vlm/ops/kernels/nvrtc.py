@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.ops.kernels.cubins import cached
+
 before_launch: list[Callable[[], None]] = []
 
 
@@ -41,17 +43,23 @@ def copies_boxes(device: torch.device) -> bool:
 
 @functools.cache
 def compiled(source: str, constants: tuple[tuple[str, int | str], ...], architecture: str) -> bytes:
-    """Returns the machine code of a file of this folder for an architecture ("sm_90"), its constants defined. Raises
-    CompileError."""
-    nvrtc = _nvrtc()
-    text = (resources.files("vlm.ops.kernels") / source).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
+    """Returns the machine code of a file of this folder for an architecture ("sm_90"), its constants defined, from the
+    cache where an earlier process compiled it. Raises CompileError."""
+    text = (resources.files("vlm.ops.kernels") / source).read_text()
     options = [f"--gpu-architecture={architecture}", *(f"-D{name}={value}" for name, value in constants)]
+    _, *version = _nvrtc().nvrtcVersion()
+    return cached("\n".join((*map(str, version), *options, text)), lambda: _compile(source, text, options))
+
+
+def _compile(source: str, text: str, options: list[str]) -> bytes:
+    """Returns the machine code of the text of a file. Raises CompileError."""
+    nvrtc = _nvrtc()
+    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], []))
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(result):
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise CompileError(f"{source} {dict(constants)}: {log.decode(errors='replace').strip()}")
+        raise CompileError(f"{source} {' '.join(options)}: {log.decode(errors='replace').strip()}")
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     _checked(nvrtc.nvrtcDestroyProgram(program))
