@@ -86,7 +86,7 @@ def _parse(hf: dict[str, Any], layers: str) -> T5Config:
     kind = reader.choice("model_type", ["t5", "mt5", "umt5"])
     multilingual = kind != "t5"
     activation, gated = _feed_forward(reader, "gated-gelu" if multilingual else "relu")
-    # v1.1 says that its head is not tied, and means that the logits are not scaled; the weights say whether it is
+    # v1.1 and UMT5 say that the head is not tied, and mean that the logits are not scaled; the weights say whether it is
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False)
     pad = token_id(hf, "pad_token_id", 0)
     config = {
@@ -102,7 +102,7 @@ def _parse(hf: dict[str, Any], layers: str) -> T5Config:
         "num_buckets": reader.size("relative_attention_num_buckets", 32),
         "max_distance": reader.size("relative_attention_max_distance", 128),
         "norm_eps": reader.get("layer_norm_epsilon", 1e-6),
-        "scaled_head": kind == "umt5" or (bool(scaled) and not multilingual),  # UMT5's class reads neither key
+        "scaled_head": bool(scaled) and kind != "mt5",
         "bias_every_layer": kind == "umt5",
         "bos_token_id": token_id(hf, "bos_token_id", pad),
         "eos_token_id": token_id(hf, "eos_token_id", 1),
