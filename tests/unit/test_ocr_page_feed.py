@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -43,6 +44,24 @@ def test_every_page_is_read_and_no_input_is_left_over():
     first, second = document(a="a", b=refused, c="c"), document(a="d")
     feed = PageFeed(iter([(0, 0, first), (0, 1, first), (0, 2, first), (7, 0, second)]))
     assert drained(feed) == {(0, 0): "a", (0, 1): error, (0, 2): "c", (7, 0): "d"} and not feed.pages
+
+
+def test_no_input_counts_twice_as_it_comes():
+    """An engine waits for what is under way, or awaited; an input that was both for a moment held it up for ever."""
+
+    def read_often():
+        for _ in range(300):
+            test_every_page_is_read_and_no_input_is_left_over()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader = threading.Thread(target=read_often, daemon=True)
+        reader.start()
+        reader.join(60)
+        assert not reader.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_no_page_is_begun_without_room():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -32,12 +33,13 @@ class Prefetch:
         self._source, self._room, self.most = source, window, most
         self._prepared = PooledMap[Any, Any](pool, lambda value: _prepared(prepare, value), most)
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
+        self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither
         self._exhausted = self._closed = False
         self._fill()
 
     @property
     def more(self) -> bool:
-        return bool(self._prepared.num_under_way or self._awaited) or not self._exhausted
+        return bool(self._num_to_come) or not self._exhausted
 
     @property
     def num_prepared(self) -> int:
@@ -46,7 +48,13 @@ class Prefetch:
 
     @property
     def num_preparing(self) -> int:
-        return self._prepared.num_under_way + len(self._awaited) - self.num_prepared
+        return self._num_to_come - self.num_prepared
+
+    @property
+    def _num_to_come(self) -> int:
+        """Returns how many inputs are yet to be taken, ready or not."""
+        with self._lock:
+            return self._prepared.num_under_way + len(self._awaited)
 
     def ready(self, block: bool) -> list[tuple[int, Outcome[Any]]]:
         """Returns inputs as they are prepared; waits for one when `block`."""
@@ -74,7 +82,7 @@ class Prefetch:
     def _waits(self, block: bool, any_taken: bool) -> bool:
         if self._prepared.num_ready:
             return True
-        if not block or not (self._prepared.num_under_way or self._awaited):
+        if not block or not self._num_to_come:
             return False
         return not any_taken or (self.most > 1 and self._prepared.num_under_way > 0)
 
@@ -94,9 +102,10 @@ class Prefetch:
         value.add_done_callback(lambda value: self._arrived(index, value))
 
     def _arrived(self, index: int, value: Future[Any]) -> None:
-        if not self._closed:
-            self._prepared.begin([(index, value)])
-        del self._awaited[index]
+        with self._lock:
+            del self._awaited[index]
+            if not self._closed:
+                self._prepared.begin([(index, value)])
 
 
 def _prepared(prepare: Callable[[Any], Any], value: Any) -> Any:
