@@ -86,7 +86,7 @@ def _parse(hf: dict[str, Any], layers: str) -> T5Config:
     kind = reader.choice("model_type", ["t5", "mt5", "umt5"])
     multilingual = kind != "t5"
     activation, gated = _feed_forward(reader, "gated-gelu" if multilingual else "relu")
-    # v1.1 and UMT5 say that the head is not tied, and mean that the logits are not scaled; the weights say whether it is
+    # v1.1 and UMT5 say that the head is not tied, and mean that logits are not scaled; the weights say whether it is
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False)
     pad = token_id(hf, "pad_token_id", 0)
     config = {
