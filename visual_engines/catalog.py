@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from visual_engines.families import blip2, donut, lighton_ocr, llava, nougat, qwen_vl, trocr, vila
+from visual_engines.families import blip2, donut, lighton_ocr, llava, nougat, pix2struct, qwen_vl, trocr, vila
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry.spec import ModelRef
 
@@ -11,6 +11,7 @@ MODELS = (
     ModelRef("donut-swin", "visual_engines.models.swin:SPEC"),
     ModelRef("lighton-ocr-vision", "visual_engines.models.lighton_ocr:SPEC"),
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
+    ModelRef("pix2struct-vision", "visual_engines.models.pix2struct:SPEC"),
     ModelRef("qwen-vl-vision", "visual_engines.models.qwen_vl:SPEC"),
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
     ModelRef("vit", "visual_engines.models.vit_encoder:SPEC"),
@@ -19,6 +20,7 @@ FAMILIES = (
     donut.DONUT,  # before Nougat, whose networks are the same
     nougat.NOUGAT,
     trocr.TROCR,
+    pix2struct.PIX2STRUCT,
     lighton_ocr.LIGHTON_OCR,
     qwen_vl.QWEN_VL,
     llava.LLAVA,
