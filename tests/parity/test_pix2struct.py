@@ -1,11 +1,11 @@
-"""Pix2Struct against Hugging Face, FP32 on the CPU: patches, tokens and logits of pictures of any shape in one batch."""
+"""Pix2Struct against Hugging Face, FP32 on the CPU: patches, tokens and logits of pictures of any shape."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, unfold
+from torch.nn.functional import pad
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
@@ -16,27 +16,18 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError
+from vlm_app.reference.huggingface import flattened
 
 NEW, END = 14, 1
 SHAPES = {
     "own head": {},
-    "tied, relu, wide heads": {"tie_word_embeddings": True, "text": {"dense_act_fn": "relu", "d_kv": 16, "num_heads": 2},
+    "tied, relu, wide heads": {"tie_word_embeddings": True,
+                               "text": {"dense_act_fn": "relu", "d_kv": 16, "num_heads": 2},
                                "tower": {"dense_act_fn": "relu", "d_kv": 20, "layer_norm_eps": 1e-3}},
     "few buckets": {"text": {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
                              "layer_norm_epsilon": 1e-3}},
 }  # fmt: skip
 SIZES = ((16, 24), (32, 32), (4, 40), (60, 4), (4, 4), (28, 36))  # (height, width); sides of patches are 4
-
-
-def flattened(pixels: Tensor, side: int, most: int) -> dict[str, Tensor]:
-    """Returns the patches of an image [3, H, W] as Hugging Face's class takes them, padded."""
-    rows, columns = (length // side for length in pixels.shape[1:])
-    values = unfold(pixels[None], side, stride=side)[0].T.view(rows * columns, 3, side * side)
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) + 1
-    patches = torch.cat([places.float(), values.transpose(1, 2).flatten(1)], 1)
-    gap = most - len(patches)
-    mask = pad(torch.ones(len(patches)), (0, gap))
-    return {"flattened_patches": pad(patches, (0, 0, 0, gap))[None], "attention_mask": mask[None]}
 
 
 class Case:
@@ -53,7 +44,10 @@ class Case:
         return Pipeline(self.engine, RuntimeConfig(device="cpu", **options))
 
     def patches(self, image: Tensor) -> dict[str, Tensor]:
-        return flattened(image, 4, 64)
+        """Returns those of an image [3, H, W] as Hugging Face's class takes them, padded."""
+        given = flattened(image[None], 4)
+        gap = 64 - given["flattened_patches"].shape[1]
+        return {name: pad(rows, (0, 0, 0, gap) if rows.ndim == 3 else (0, gap)) for name, rows in given.items()}
 
     @torch.no_grad()
     def tokens(self, image: Tensor, new: int = NEW, **options) -> list[int]:

@@ -1,4 +1,4 @@
-"""Pix2Struct, DePlot and MatCha: pictures of screens, charts and documents to text, in patches of the picture's shape."""
+"""Pix2Struct, DePlot and MatCha: screens, charts and documents to text, in patches of the picture's own shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, transform_by
+from visual_engines.families.question_header import with_header
+from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings, Transform, transform_by
 from vlm.registry.spec import FamilySpec, Role
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ def _scale(size: tuple[float, float], settings: Settings) -> float | None:
     return _sides(settings)["max_patches"] / math.sqrt(size[0] * size[1])
 
 
+def _question_use(settings: Settings) -> QuestionUse:
+    """Says where a question goes, as transformers' processor has it for a text: on the picture of a model that was
+    trained so, else to where the output begins."""
+    return QuestionUse.DRAWN if settings.get("is_vqa") else QuestionUse.BEGINS
+
+
 def _is_pix2struct(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "pix2struct"
 
@@ -85,7 +92,14 @@ PIX2STRUCT = FamilySpec(
     inputs=("image",),
     image_processors=(
         ImageProcessorSpec(
-            PROCESSOR, _load, default_settings=_no_settings, prepare=_as_it_is, sides=_sides, scale=_scale
+            PROCESSOR,
+            _load,
+            default_settings=_no_settings,
+            prepare=_as_it_is,
+            sides=_sides,
+            scale=_scale,
+            question_use=_question_use,
+            draw_question=with_header,
         ),
     ),
     architectures={

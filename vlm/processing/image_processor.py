@@ -12,7 +12,7 @@ from PIL import Image
 from vlm.artifacts.files import load_json
 from vlm.errors import EngineError, ImageError, listed
 from vlm.limits import MAX_INPUT_SIDE
-from vlm.registry.images import ImageProcessorSpec, Settings
+from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings
 from vlm.requests.pixels import ImagePixels, pixel_values
 
 if TYPE_CHECKING:
@@ -25,9 +25,10 @@ PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.js
 class ImageProcessor:
     """A model folder's image processor. Used by several threads at once."""
 
-    def __init__(self, spec: ImageProcessorSpec, settings: Settings):
+    def __init__(self, spec: ImageProcessorSpec, settings: Settings, folder: Path | None = None):
+        """`folder`: where the settings come from."""
         self.image_size: tuple[int, int] | None = None  # (height, width) that the model takes, where it is known
-        self._spec, self._settings = spec, settings
+        self._spec, self._settings, self._folder = spec, settings, folder
         self._transform = spec.load(spec.name, settings)
 
     @classmethod
@@ -58,7 +59,7 @@ class ImageProcessor:
                 f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it again."
             )
         try:
-            return cls(spec, settings)
+            return cls(spec, settings, path.parent)
         except (TypeError, ValueError) as error:
             raise EngineError(f"{path} does not fit {kind}: {error}".rstrip(".") + ".") from None
 
@@ -72,8 +73,16 @@ class ImageProcessor:
         size than the model takes: not all settings crop, and some belong to another model."""
         return pixel_values(self._checked(images), self._transform.normalization)
 
-    def read(self, image: Image.Image) -> ImagePixels:
-        """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""
+    @property
+    def question_use(self) -> QuestionUse | None:
+        """Returns what becomes of a question about an image; None: these settings ask for none."""
+        return self._spec.question_use(self._settings)
+
+    def read(self, image: Image.Image, question: str | None = None) -> ImagePixels:
+        """Turns an RGB image, with a question drawn on it or not, into what processes exchange and requests hold.
+        Raises ImageError as a call does."""
+        if question is not None:
+            image = self._spec.draw_question(image, question, self._folder)
         return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization)
 
     def _checked(self, images: Sequence[Image.Image]) -> Tensor:

@@ -19,6 +19,7 @@ from vlm.processing.input_fields import (
     rows_of,
     truncation_of,
     with_beginning,
+    with_question,
 )
 from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
@@ -220,7 +221,9 @@ class RequestBuilder:
         """Puts what a task stands for in its place: where the output begins, or the rows of a tuned prompt."""
         if self.tokenizer is not None and self.tokenizer.tasks is not None:
             return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
-        if "question" in fields:
+        if (use := self.images.question_use) is not None:
+            fields = with_question(fields, use)
+        elif "question" in fields:
             raise InputError(f"{self.family.name} has no task that takes a question; leave it out, or ask in a prompt.")
         if "task" not in fields:
             return fields
