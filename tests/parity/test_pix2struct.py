@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tests import tiny
+from tests.adapted import Adapted
 from tests.engines import engine_dir, pipeline
 from tests.parity.cases import parity
+from tests.parity.test_ia3 import ia3, lora
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -30,6 +32,20 @@ SHAPES = {
 SIZES = ((16, 24), (32, 32), (4, 40), (60, 4), (4, 4), (28, 36))  # (height, width); sides of patches are 4
 
 
+def padded_patches(image: Tensor) -> dict[str, Tensor]:
+    """Returns those of an image [3, H, W] as Hugging Face's processor gives them."""
+    given = flattened(image[None], 4)
+    gap = 64 - given["flattened_patches"].shape[1]
+    return {name: pad(rows, (0, 0, 0, gap) if rows.ndim == 3 else (0, gap)) for name, rows in given.items()}
+
+
+@torch.no_grad()
+def tokens_of(model, image: Tensor, new: int = NEW, **options) -> list[int]:
+    """Returns Hugging Face's, start token removed, up to and with the end token."""
+    ids = model.generate(**padded_patches(image), max_new_tokens=new, do_sample=False, **options)[0, 1:]
+    return tiny.up_to_end(ids.tolist(), END)
+
+
 class Case:
     """A model, its engine, and images of several shapes."""
 
@@ -43,21 +59,13 @@ class Case:
     def pipe(self, **options) -> Pipeline:
         return Pipeline(self.engine, RuntimeConfig(device="cpu", **options))
 
-    def patches(self, image: Tensor) -> dict[str, Tensor]:
-        """Returns those of an image [3, H, W] as Hugging Face's class takes them, padded."""
-        given = flattened(image[None], 4)
-        gap = 64 - given["flattened_patches"].shape[1]
-        return {name: pad(rows, (0, 0, 0, gap) if rows.ndim == 3 else (0, gap)) for name, rows in given.items()}
-
-    @torch.no_grad()
     def tokens(self, image: Tensor, new: int = NEW, **options) -> list[int]:
-        ids = self.model.generate(**self.patches(image), max_new_tokens=new, do_sample=False, **options)[0, 1:]
-        return tiny.up_to_end(ids.tolist(), END)
+        return tokens_of(self.model, image, new, **options)
 
     @torch.no_grad()
     def rows(self, image: Tensor) -> Tensor:
         """Returns the encoder's rows that are no padding."""
-        given = self.patches(image)
+        given = padded_patches(image)
         return self.model.encoder(**given).last_hidden_state[0, given["attention_mask"][0] > 0]
 
     def encoded(self, pipe: Pipeline) -> list[Tensor]:
@@ -76,7 +84,7 @@ def test_logits_and_tokens(case, tmp_path):
     for image, out in zip(subject.images, found, strict=True):
         ids = torch.tensor([[0, *out.token_ids[:-1]]])
         with torch.no_grad():
-            exact = subject.model(**subject.patches(image), decoder_input_ids=ids).logits[0].log_softmax(-1)
+            exact = subject.model(**padded_patches(image), decoder_input_ids=ids).logits[0].log_softmax(-1)
         for got, want in zip(out.top_logprobs, exact, strict=True):
             torch.testing.assert_close(torch.tensor(list(got.values())), want[list(got)], atol=1e-4, rtol=0)
     for options in ({"num_beams": 4}, {"num_beams": 3, "early_stopping": True, "length_penalty": 2.0}):
@@ -119,6 +127,20 @@ def test_ranks(split, tmp_path):
     for got, image in zip(rows, case.images, strict=True):
         torch.testing.assert_close(got, case.rows(image), atol=1e-4, rtol=1e-5)
     assert tokens == [case.tokens(image) for image in case.images]
+
+
+def test_adapters(tmp_path):
+    """LoRA and IA3 of the decoder, side by side."""
+    decoder = r"decoder\..*\.({})"
+    ends = [decoder.format(each) for each in ("key|value|wo", "wo", "query|wi_0|output")]
+    kinds = {"ia3": ia3(target_modules=ends[0], feedforward_modules=ends[1]), "lora": lora(target_modules=ends[2])}
+    adapted = Adapted(lambda: tiny.pix2struct(seed=2), kinds, tmp_path)
+    images = [torch.randn(3, *size, generator=torch.Generator().manual_seed(3)) for size in SIZES[:2]]
+    cases = [(name, image) for image in images for name in adapted.names]
+    inputs = [{"pixel_values": image, "lora": name} for name, image in cases]
+    found = [out.token_ids for out in adapted.pipeline(block_size=4).generate(inputs, max_new_tokens=NEW)]
+    models = {name: getattr(model, "get_base_model", lambda: adapted.model)() for name, model in adapted.models.items()}
+    assert found == [tokens_of(models[name], image) for name, image in cases] and len(set(map(tuple, found))) > 3
 
 
 @pytest.mark.parametrize("size", [(260, 4), (4, 256), (36, 32), (0, 4), (6, 8)], ids=str)

@@ -140,9 +140,9 @@ def test_captions(captioner):
 
 
 MISTAKES = {
-    "no question": ({}, "answers a question about its image"),
-    "an empty one": ({"question": " \n"}, "answers a question about its image"),
-    "no text": ({"question": 5}, "answers a question about its image"),
+    "no question": ({}, "answers a question, which is drawn on its image"),
+    "an empty one": ({"question": " \n"}, "answers a question, which is drawn on its image"),
+    "no text": ({"question": 5}, "answers a question, which is drawn on its image"),
     "a long one": ({"question": "a" * (MAX_QUESTION_CHARACTERS + 1)}, "4,097 characters, 4,096 can be drawn"),
     "a task": ({"question": "q", "task": "docvqa"}, "pix2struct has no tasks of its own"),
 }

@@ -102,6 +102,7 @@ PIX2STRUCT = FamilySpec(
             draw_question=with_header,
         ),
     ),
+    page_prompts={"deplot": "Generate underlying data table of the figure below:"},  # as its card has it
     architectures={
         "pix2struct-base": lambda: _pix2struct(768, 12, 12, 2048),
         "pix2struct-large": lambda: _pix2struct(1536, 18, 24, 3968),

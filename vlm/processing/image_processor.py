@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from vlm.artifacts.files import load_json
-from vlm.errors import EngineError, ImageError, listed
+from vlm.errors import EngineError, ImageError, InputError, listed
 from vlm.limits import MAX_INPUT_SIDE
 from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings
 from vlm.requests.pixels import ImagePixels, pixel_values
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # where a folder keeps its settings and in which part; Hugging Face prefers what processor_config.json nests
 PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
+
+
+NO_QUESTION = "this model answers a question, which is drawn on its image; give one: question (--question)."
 
 
 class ImageProcessor:
@@ -80,8 +83,10 @@ class ImageProcessor:
 
     def read(self, image: Image.Image, question: str | None = None) -> ImagePixels:
         """Turns an RGB image, with a question drawn on it or not, into what processes exchange and requests hold.
-        Raises ImageError as a call does."""
-        if question is not None:
+        Raises ImageError as a call does, InputError for a question that is missing."""
+        if self.question_use is QuestionUse.DRAWN:
+            if question is None:
+                raise InputError(NO_QUESTION)
             image = self._spec.draw_question(image, question, self._folder)
         return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization)
 

@@ -9,6 +9,7 @@ from typing import Any
 from vlm.artifacts.prompt_tables import TunedPrompt
 from vlm.errors import InputError, listed
 from vlm.limits import MAX_QUESTION_CHARACTERS
+from vlm.processing.image_processor import NO_QUESTION
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.images import QuestionUse
 from vlm.registry.tasks import TaskPrompts
@@ -73,9 +74,7 @@ def drawn_question(fields: Mapping[str, Any], use: QuestionUse | None) -> str | 
     if use is not QuestionUse.DRAWN:
         return None
     if not isinstance(question, str) or not question.strip():
-        raise InputError(
-            "this model answers a question about its image, which is drawn on it; give one: question (--question)."
-        )
+        raise InputError(NO_QUESTION)
     if len(question) > MAX_QUESTION_CHARACTERS:
         raise InputError(
             f"the question has {len(question):,} characters, {MAX_QUESTION_CHARACTERS:,} can be drawn; shorten it."

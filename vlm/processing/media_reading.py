@@ -16,6 +16,7 @@ from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Detail, Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.sized_images import load_sized
+from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
 
 ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 3] uint8, or a page of a file
@@ -49,7 +50,8 @@ processor = lru_cache(maxsize=16)(ProcessorSource.load)
 @lru_cache(maxsize=16)
 def _warm_up(source: ProcessorSource) -> None:
     with contextlib.suppress(VlmError):  # its images are told
-        processor(source).read(Image.new("RGB", (8, 8), "white"))
+        own = processor(source)
+        own.read(Image.new("RGB", (8, 8), "white"), "?" if own.question_use is QuestionUse.DRAWN else None)
 
 
 def read_pixels(
