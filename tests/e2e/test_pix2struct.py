@@ -7,7 +7,6 @@ import json
 
 import openai
 import pytest
-from PIL import Image
 
 import vlm
 from tests import pix2struct_kit as kit
@@ -117,12 +116,17 @@ def test_a_server_takes_the_words_of_a_message_as_the_question(folders, pictures
         assert ask(image, words) == ask(image, question=QUESTION) == answer
         with pytest.raises(openai.BadRequestError, match="answers a question, which is drawn on its image"):
             ask(image)
+        with pytest.raises(openai.BadRequestError, match="the question was given in the message and besides it"):
+            ask(image, words, question=QUESTION)
 
 
-def test_pictures_of_a_job_that_are_not_drawn_on(folders, tmp_path):
-    """Pictures in memory, and the sentence of Python's caller."""
-    pipe = vlm.load(folders / "captions", device="cpu")
-    settings = json.loads((folders / "captions" / "processor_config.json").read_text())
-    assert settings["image_processor"]["is_vqa"] is False
-    outs = pipe.generate([Image.new("RGB", (30, 20), "red"), *kit.pictures()], max_new_tokens=4)
-    assert len(outs) == 1 + len(kit.SIZES)
+def test_calibrated_with_questions(folders, pictures, tmp_path, capsys):
+    """Of a file as they are asked; a picture without one is told."""
+    lines = tmp_path / "questions.jsonl"
+    asked = [{"image": str(picture), "question": f"{QUESTION} {i}"} for picture in pictures for i in range(2)]
+    lines.write_text("\n".join(map(json.dumps, asked)))
+    told = ("quantize", folders / "deplot", "--format", "smoothquant", "--max-new-tokens", 4, "--device", "cpu")
+    code, _, err = ended(capsys, *told, "--calibrate", lines, "-o", tmp_path / "quantized")
+    assert code == 0, err
+    code, _, err = ended(capsys, *told, "--calibrate", pictures[0].parent, "-o", tmp_path / "other")
+    assert code == 2 and "answers a question, which is drawn on its image" in err
