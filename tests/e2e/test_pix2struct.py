@@ -57,7 +57,7 @@ def test_a_question_about_each_picture(folders, pictures, capsys):
 def test_no_question_is_one_sentence(folders, pictures, capsys):
     code, out, err = ended(capsys, "run", "--image", pictures[0], "--model", folders / "deplot", *SHORT)
     assert (code, out) == (2, "") and err.count("vlm: ") == 1
-    assert "this model answers a question, which is drawn on its image; give one: question (--question)." in err
+    assert "this model answers a question, which is drawn on its image; give one beside it, as `question`." in err
 
 
 def test_captions_go_on_with_words(folders, pictures, capsys):

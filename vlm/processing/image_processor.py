@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
 
 
-NO_QUESTION = "this model answers a question, which is drawn on its image; give one: question (--question)."
+NO_QUESTION = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
 
 
 class ImageProcessor:

@@ -42,7 +42,10 @@ class RunSources:
         None, "For a model that has tasks (Donut): what to do with each image, like docvqa or cord-v2.",
         default="the one that it was tuned for",
     )  # fmt: skip
-    question: str | None = option(None, "For a task that answers one, as docvqa does.")
+    question: str | None = option(
+        None, "For a task that answers one, as docvqa does, and for a model that reads one on the image (Pix2Struct,"
+        " DePlot).",
+    )  # fmt: skip
     input_ids: Path | None = same_option(TextFiles, "input_ids")
 
     @property
