@@ -41,6 +41,7 @@ class Baseline:
             min_new_tokens=new_tokens,
             do_sample=False,
             num_beams=1,
+            use_cache=True,  # a configuration of Pix2Struct's says no
         )
         assert tokens.shape[1] == 1 + new_tokens, tokens.shape
         return tokens
