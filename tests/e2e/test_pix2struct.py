@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
+import numpy as np
 import openai
 import pytest
 
@@ -12,6 +13,7 @@ import vlm
 from tests import pix2struct_kit as kit
 from tests.cli_kit import ended
 from tests.server_kit import serving
+from vlm_app.server.tensors.inputs import read_batch
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")
 QUESTION, WORDS = "what is the date", "a picture of"
@@ -118,6 +120,15 @@ def test_a_server_takes_the_words_of_a_message_as_the_question(folders, pictures
             ask(image)
         with pytest.raises(openai.BadRequestError, match="the question was given in the message and besides it"):
             ask(image, words, question=QUESTION)
+
+
+def test_texts_of_tensors_are_questions_or_beginnings(folders, pictures):
+    """As KServe's and Triton's clients send them."""
+    text, image = np.array([[QUESTION.encode()]], object), np.array([[pictures[0].read_bytes()]], object)
+    for name, field in (("deplot", "question"), ("captions", "prompt")):
+        processor = vlm.load(folders / name, device="cpu").processor
+        [item] = read_batch(processor, {"text_input": text, "image": image})
+        assert item.source == {field: QUESTION} and item.files == [pictures[0].read_bytes()]
 
 
 def test_calibrated_with_questions(folders, pictures, tmp_path, capsys):

@@ -247,8 +247,8 @@ def test_processes_are_told_of_every_familys_processors():
 
 
 def test_pixels_are_held_as_levels_and_normalized_later():
-    """By every processor that people publish, but for Pix2Struct's, which scales what it has normalized by its own mean;
-    values are transformers' own, to the last bits."""
+    """By every processor that people publish, but for Pix2Struct's, which scales what it has normalized; values are
+    transformers' own, to the last bits."""
     specs = {spec.name: spec for family in families().values() for spec in family.image_processors}
     del specs["Pix2StructImageProcessor"]
     for spec in specs.values():
