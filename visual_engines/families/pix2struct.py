@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from visual_engines.families.question_header import with_header
 from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings, Transform, transform_by
 from vlm.registry.spec import FamilySpec, Role
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from PIL import Image
     from torch import Tensor
 
@@ -64,6 +65,12 @@ def _question_use(settings: Settings) -> QuestionUse:
     return QuestionUse.DRAWN if settings.get("is_vqa") else QuestionUse.BEGINS
 
 
+def _draw_question(image: Image.Image, question: str, folder: Path | None) -> Image.Image:
+    from visual_engines.families.question_header import with_header  # Pillow, which a list of families does not need
+
+    return with_header(image, question, folder)
+
+
 def _is_pix2struct(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "pix2struct"
 
@@ -99,7 +106,7 @@ PIX2STRUCT = FamilySpec(
             sides=_sides,
             scale=_scale,
             question_use=_question_use,
-            draw_question=with_header,
+            draw_question=_draw_question,
         ),
     ),
     page_prompts={"deplot": "Generate underlying data table of the figure below:"},  # as its card has it
