@@ -18,7 +18,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
-from vlm.errors import InputError
+from vlm.errors import EngineError, InputError
 from vlm.limits import MAX_QUESTION_CHARACTERS
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
@@ -98,6 +98,20 @@ def test_patches(settings, tmp_path):
         found = flattened(ours([picture]), side)
         real = want["attention_mask"][0] > 0
         assert torch.equal(found["flattened_patches"][0], want["flattened_patches"][0, real]), size
+
+
+DAMAGED = {
+    "huge": ({"max_patches": 10**9}, "scales images to more than 4,096 pixels a side"),
+    "oblong": ({"patch_size": {"height": 16, "width": 8}}, "it must have an equal height and width"),
+    "no size": ({"patch_size": 16}, "it must have an equal height and width"),
+}
+
+
+@pytest.mark.parametrize(("settings", "says"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_settings(settings, says, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(EngineError, match=says):
+        ImageProcessor.from_dir(tmp_path, family("pix2struct").image_processors)
 
 
 @pytest.mark.parametrize("size", [(40, 200), (700, 2000), (500, 30)], ids=str)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings, Transform, transform_by
+from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings, Transform, largest, transform_by
 from vlm.registry.spec import FamilySpec, Role
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def _as_it_is(image: Image.Image, settings: Settings) -> Image.Image:
 
 def _sides(settings: Settings) -> dict[str, float]:
     """Returns the pixels a side that a square picture is scaled to."""
-    side = (settings.get("patch_size") or {}).get("height", SIDE)
-    return {"max_patches": math.sqrt(settings.get("max_patches", MAX_PATCHES)) * side}
+    patches, side = largest(settings.get("max_patches", MAX_PATCHES)), largest(settings.get("patch_size", SIDE))
+    return {"max_patches": math.sqrt(max(patches, 0)) * side}
 
 
 def _scale(size: tuple[float, float], settings: Settings) -> float | None:
