@@ -68,16 +68,26 @@ def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = No
     """Returns what a model takes of images [n, C, H, W], which stand in these ids: with their sizes where its tower
     reads images of any."""
     tower: Any = getattr(model.config, "vision_config", None)
+    if model.config.model_type == "pix2struct":
+        return flattened(pixel_values, math.isqrt(tower.patch_embed_hidden_size // pixel_values.shape[1]))
     if model.config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         types = {} if input_ids is None else {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
         sizes = {"side": tower.patch_size, "merge": tower.spatial_merge_size, "frames": tower.temporal_patch_size}
         return {**in_patches(pixel_values, **sizes), **types}
-    if model.config.model_type == "pix2struct":
-        return flattened(pixel_values, math.isqrt(tower.patch_embed_hidden_size // pixel_values.shape[1]))
     if getattr(tower, "model_type", None) != "pixtral":
         return {"pixel_values": pixel_values}
     sizes = pixel_values.new_tensor(pixel_values.shape[2:]).long().expand(len(pixel_values), -1)
     return {"pixel_values": pixel_values, "image_sizes": sizes}
+
+
+def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> dict[str, Tensor]:
+    """Returns images [n, C, H, W] as Qwen2-VL's image processor cuts them: square by square, for each frame."""
+    count, channels, *size = pixel_values.shape
+    down, across = (length // (side * merge) for length in size)
+    x = pixel_values.view(count, channels, down, merge, side, across, merge, side).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    x = x.unsqueeze(6).expand(*x.shape[:6], frames, side, side)
+    grid = x.new_tensor([1, down * merge, across * merge]).long().expand(count, -1)
+    return {"pixel_values": x.reshape(-1, channels * frames * side**2), "image_grid_thw": grid}
 
 
 def flattened(pixel_values: Tensor, side: int) -> dict[str, Tensor]:
@@ -95,13 +105,3 @@ def flattened(pixel_values: Tensor, side: int) -> dict[str, Tensor]:
     places = torch.cartesian_prod(torch.arange(down), torch.arange(across)) + 1
     patches = torch.cat((places.to(x).expand(count, -1, -1), x), dim=2)
     return {"flattened_patches": patches, "attention_mask": torch.ones_like(patches[..., 0])}
-
-
-def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> dict[str, Tensor]:
-    """Returns images [n, C, H, W] as Qwen2-VL's image processor cuts them: square by square, for each frame."""
-    count, channels, *size = pixel_values.shape
-    down, across = (length // (side * merge) for length in size)
-    x = pixel_values.view(count, channels, down, merge, side, across, merge, side).permute(0, 2, 5, 3, 6, 1, 4, 7)
-    x = x.unsqueeze(6).expand(*x.shape[:6], frames, side, side)
-    grid = x.new_tensor([1, down * merge, across * merge]).long().expand(count, -1)
-    return {"pixel_values": x.reshape(-1, channels * frames * side**2), "image_grid_thw": grid}

@@ -113,7 +113,7 @@ def test_servers_and_demos_draw_pages_so_unless_they_are_told_not_to(monkeypatch
 
     source, seen = ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64)), []
     read = ImageProcessor.read
-    monkeypatch.setattr(ImageProcessor, "read", lambda self, image, *_: seen.append(image.size) or read(self, image))
+    monkeypatch.setattr(ImageProcessor, "read", lambda self, image: seen.append(image.size) or read(self, image))
     content, path = kit.one_page(LINES, box=b"0 0 612 792"), tmp_path / "a.pdf"
     path.write_bytes(content)
     files = {"content": content, "page of a file": DocumentPage(str(path), 0), "upload": UploadedPage(str(path), 1)}
@@ -128,7 +128,7 @@ def test_an_uploaded_jpeg_is_decoded_as_one_of_a_job(monkeypatch, tmp_path, exac
     from tests.unit.test_images import ProcessorSource
 
     source, seen, read = ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64)), [], ImageProcessor.read
-    monkeypatch.setattr(ImageProcessor, "read", lambda self, image, *_: seen.append(image.size) or read(self, image))
+    monkeypatch.setattr(ImageProcessor, "read", lambda self, image: seen.append(image.size) or read(self, image))
     page().render(0).save(path := tmp_path / "a.jpg")
     own = source.load()
     want = own.read(open_document(path).render(0, detail=None if exact else own))

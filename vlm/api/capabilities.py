@@ -17,8 +17,8 @@ class Capabilities:
     takes_images: bool
     takes_text: bool  # a source for its encoder, or a prompt
     takes_prompt: bool  # a prompt in words, about images or not
-    takes_question: bool  # in words, about an image: drawn on it, or where the output begins
     supports_chat: bool  # conversations: it has a template for them
+    takes_question: bool  # in words, about an image: drawn on it, or where the output begins
     has_tokenizer: bool
     has_text_encoder: bool  # token ids go to an encoder; else they are the decoder's prompt
     generates: bool  # False: an encoder alone is loaded
@@ -36,8 +36,8 @@ class Capabilities:
             takes_images=processor.family.takes_images,
             takes_text=processor.family.takes_text,
             takes_prompt=processor.family.takes_prompt,
-            takes_question=processor.question_use is not None,
             supports_chat=processor.supports_chat,
+            takes_question=processor.question_use is not None,
             has_tokenizer=processor.tokenizer is not None,
             has_text_encoder=processor.encoder is not None,
             generates=processor.generates,

@@ -57,7 +57,8 @@ class ImageInputs:
             return self._image(source)
         if self.image_processor is None:
             raise InputError("this engine has no image processor; give pixel_values instead of images.")
-        return self._image(self.image_processor.read(load_image(source, detail=self.image_processor), question))
+        picture = load_image(source, detail=self.image_processor)
+        return self._image(self.image_processor.read(self.image_processor.with_question(picture, question)))
 
     def _image(self, image: torch.Tensor | ImagePixels) -> Image:
         """Raises InputError for pixels [C, H, W] of a size that the model does not take."""

@@ -81,13 +81,17 @@ class ImageProcessor:
         """Returns what becomes of a question about an image; None: these settings ask for none."""
         return self._spec.question_use(self._settings)
 
-    def read(self, image: Image.Image, question: str | None = None) -> ImagePixels:
-        """Turns an RGB image, with a question drawn on it or not, into what processes exchange and requests hold.
-        Raises ImageError as a call does, InputError for a question that is missing."""
-        if self.question_use is QuestionUse.DRAWN:
-            if question is None:
-                raise InputError(NO_QUESTION)
-            image = self._spec.draw_question(image, question, self._folder)
+    def with_question(self, image: Image.Image, question: str | None) -> Image.Image:
+        """Returns an RGB image with a request's question on it, where the model reads that there; InputError where it
+        is missing then."""
+        if self.question_use is not QuestionUse.DRAWN:
+            return image
+        if question is None:
+            raise InputError(NO_QUESTION)
+        return self._spec.draw_question(image, question, self._folder)
+
+    def read(self, image: Image.Image) -> ImagePixels:
+        """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""
         return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization)
 
     def _checked(self, images: Sequence[Image.Image]) -> Tensor:

@@ -16,7 +16,6 @@ from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Detail, Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.sized_images import load_sized
-from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
 
 ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 3] uint8, or a page of a file
@@ -50,8 +49,7 @@ processor = lru_cache(maxsize=16)(ProcessorSource.load)
 @lru_cache(maxsize=16)
 def _warm_up(source: ProcessorSource) -> None:
     with contextlib.suppress(VlmError):  # its images are told
-        own = processor(source)
-        own.read(Image.new("RGB", (8, 8), "white"), "?" if own.question_use is QuestionUse.DRAWN else None)
+        processor(source).read(Image.new("RGB", (8, 8), "white"))
 
 
 def read_pixels(
@@ -69,7 +67,8 @@ def read_pixels(
 
 
 def _processed(source: ProcessorSource, question: str | None, page: Image.Image) -> ImagePixels:
-    return processor(source).read(page, question)
+    own = processor(source)
+    return own.read(own.with_question(page, question))
 
 
 def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:

@@ -14,8 +14,8 @@ from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
-from vlm.processing.input_fields import drawn_question
 from vlm.processing.prompts import Prompts
+from vlm.processing.questions import drawn_question
 from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import catalogs

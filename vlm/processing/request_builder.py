@@ -19,9 +19,9 @@ from vlm.processing.input_fields import (
     rows_of,
     truncation_of,
     with_beginning,
-    with_question,
 )
 from vlm.processing.prompts import Prompts
+from vlm.processing.questions import with_question
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec

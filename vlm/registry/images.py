@@ -178,6 +178,11 @@ class ImageProcessorSpec:
     # (image, question, the folder of the settings, where there may be a font) -> the image with the question on it
     draw_question: Callable[[Image.Image, str, Path | None], Image.Image] = not_drawn
 
+    @property
+    def takes_question(self) -> bool:
+        """Says whether models are given words about an image: drawn on it, or where the output begins."""
+        return self.question_use is not no_question
+
 
 # --- shapes ---
 def is_sliver(height: int, width: int) -> bool:

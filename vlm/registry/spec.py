@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from vlm.config import Config
 from vlm.errors import ConfigError
 from vlm.limits import MAX_LAYERS
-from vlm.registry.images import ImageProcessorSpec, no_question
+from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.tokenizer_rules import ReadRules, no_rules
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class FamilySpec:
     @property
     def takes_question(self) -> bool:
         """Says whether its models are given words about an image: drawn on it, or where the output begins."""
-        return any(spec.question_use is not no_question for spec in self.image_processors)
+        return any(spec.takes_question for spec in self.image_processors)
 
     @property
     def takes_prompt(self) -> bool:
