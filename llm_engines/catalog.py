@@ -25,6 +25,7 @@ MODELS = (
     ModelRef("gpt2", "llm_engines.models.gpt2:SPEC"),
     ModelRef("llama", "llm_engines.models.llama:SPEC"),
     ModelRef("opt", "llm_engines.models.opt:SPEC"),
+    ModelRef("pix2struct-text", "llm_engines.models.pix2struct_text:SPEC"),
     ModelRef("t5", "llm_engines.models.t5:SPEC"),
     ModelRef("t5-encoder", "llm_engines.models.t5:ENCODER_SPEC"),
     ModelRef("t5gemma", "llm_engines.models.t5gemma:SPEC"),

@@ -15,6 +15,7 @@ from vlm.layers.patches import PatchedVisionConfig
 MODELS = {
     "nougat": lambda: tiny.nougat(seed=8),
     "trocr": lambda: tiny.trocr(seed=5),
+    "pix2struct": lambda: tiny.pix2struct(seed=1),
     "t5": lambda: tiny.t5(seed=1, tied=False),
     "gated t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
     "t5gemma": lambda: tiny.t5gemma(),

@@ -153,6 +153,7 @@ def _qwen_tower(config: Config) -> Config:
     return {"depth": 3, "num_heads": 3} | (first if "embed_dim" in config else second)
 
 
+_PIX2STRUCT = {"hidden_size": 32, "d_kv": 8, "d_ff": 48}
 SMALL |= {
     "clip_vision_model": Small(_VIT),
     "siglip_vision_model": Small(_VIT),
@@ -177,6 +178,12 @@ SMALL |= {
     "qwen2_5_vl": Small(_QWEN_VL, _QWEN_VL_PRESENT, parts={"text_config": "qwen2_5_vl_text"},
                         model="Qwen2_5_VLForConditionalGeneration"),
     "qwen2_5_vl_text": Small(_QWEN_VL, _QWEN_VL_PRESENT),
+    "pix2struct": Small({}, parts={"vision_config": "pix2struct_vision_model", "text_config": "pix2struct_text_model"},
+                        model="Pix2StructForConditionalGeneration", spread=0.2),
+    "pix2struct_text_model": Small(_PIX2STRUCT | {"vocab_size": VOCAB, "num_layers": 2, "num_heads": 4}),
+    "pix2struct_vision_model": Small(
+        _PIX2STRUCT | {"num_hidden_layers": 2, "num_attention_heads": 4, "patch_embed_hidden_size": 48, "seq_len": 64}
+    ),
     "blip-2": Small({"num_query_tokens": 5}, model="Blip2ForConditionalGeneration", parts={
         "vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer", "text_config": "opt"}),
     "vision-encoder-decoder": Small({}, parts={"encoder": "donut-swin", "decoder": "mbart"},
@@ -185,7 +192,7 @@ SMALL |= {
 # the cases of these stand in test_published_vision.py
 VISUAL = (
     "blip-2", "florence2", "idefics3", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl",
-    "smolvlm", "vision-encoder-decoder",
+    "pix2struct", "smolvlm", "vision-encoder-decoder",
 )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ from transformers import (
     OPTForCausalLM,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    Pix2StructConfig,
+    Pix2StructForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
@@ -137,6 +139,18 @@ def trocr(seed: int = 0, spread: float = 0.3, encoder: dict | None = None, **dec
     model = pull_apart(VisionEncoderDecoderModel(config), seed, spread, end=2)
     own = model.generation_config
     own.decoder_start_token_id, own.pad_token_id, own.bos_token_id, own.eos_token_id = 2, 1, 0, 2
+    return model
+
+
+def pix2struct(seed: int = 0, spread: float = 0.2, tower: dict | None = None, text: dict | None = None, **options):
+    """Random Pix2StructForConditionalGeneration over images of up to 64 patches of 4 × 4 pixels."""
+    vision = {"hidden_size": 32, "patch_embed_hidden_size": 48, "d_ff": 40, "d_kv": 12, "num_hidden_layers": 2,
+              "num_attention_heads": 3, "seq_len": 64}  # fmt: skip
+    words = {"vocab_size": 60, "hidden_size": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    config = Pix2StructConfig(vision_config=vision | (tower or {}), text_config=words | (text or {}), **options)
+    torch.manual_seed(seed)
+    model = pull_apart(Pix2StructForConditionalGeneration(config), seed, spread, end=1)
+    model.generation_config.decoder_start_token_id = 0
     return model
 
 

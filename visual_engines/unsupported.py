@@ -62,7 +62,6 @@ MODEL_TYPES = {
     "paddleocr_vl": ("PaddleOCR-VL", READ),
     "paligemma": ("PaliGemma", ASK),
     "phi3_v": ("Phi-3 Vision", ASK),
-    "pix2struct": ("Pix2Struct", READ),
     "pp_formulanet": ("PP-FormulaNet", READ),
     "qwen3_vl": ("Qwen3-VL", ASK),
     "qwen3_vl_moe": ("Qwen3-VL", ASK),

@@ -19,8 +19,8 @@ class JobConfig:
     format: str = option("md", "md: markdown; mmd: the model's own text; jsonl: an object a page, in Dolma's fields.")
     pages: str | None = option(None, "Of every document: 1-4,7.", default="all")
     prompt: str | None = option(
-        None, "What a model that is asked in words is asked of each page.", default="as published, where the model's"
-        " name is known; else nothing",
+        None, "What a model that is asked in words, or by a question on the page, is asked of each.",
+        default="as published, where the model's name is known; else nothing",
     )  # fmt: skip
     max_new_tokens: int | None = same_option(SamplingParams, "max_new_tokens", allowed=None)  # a page
     limit: int | None = option(

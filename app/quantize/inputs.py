@@ -23,7 +23,8 @@ def input_of(pipeline: Pipeline, sample: Sample, to_input: ToInput) -> dict[str,
         words = {"messages": sample.messages} if sample.messages is not None else {"prompt": sample.text}
         return {name: value for name, value in {**images, **words}.items() if value != ""}
     if sample.images:
-        return {"images": list(sample.images)}
+        asked = {"question": sample.text} if sample.text and able.takes_question else {}
+        return {"images": list(sample.images), **asked}
     if not able.takes_text:
         raise InputError(f"{sample.place} is a text, and {family} reads images; calibrate with a folder of pages.")
     return to_input(sample.text)

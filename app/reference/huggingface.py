@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ WITH_IMAGES = {  # model_type -> class
     "idefics3": "Idefics3ForConditionalGeneration",
     "lighton_ocr": "LightOnOcrForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
+    "pix2struct": "Pix2StructForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "smolvlm": "SmolVLMForConditionalGeneration",
@@ -75,6 +77,8 @@ def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = No
     """Returns what a model takes of images [n, C, H, W], which stand in these ids: with their sizes where its tower
     reads images of any."""
     tower: Any = getattr(model.config, "vision_config", None)
+    if model.config.model_type == "pix2struct":
+        return flattened(pixel_values, math.isqrt(tower.patch_embed_hidden_size // pixel_values.shape[1]))
     if model.config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         types = {} if input_ids is None else {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
         sizes = {"side": tower.patch_size, "merge": tower.spatial_merge_size, "frames": tower.temporal_patch_size}
@@ -104,3 +108,20 @@ def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> d
     x = x.unsqueeze(6).expand(*x.shape[:6], frames, side, side)
     grid = x.new_tensor([1, down * merge, across * merge]).long().expand(count, -1)
     return {"pixel_values": x.reshape(-1, channels * frames * side**2), "image_grid_thw": grid}
+
+
+def flattened(pixel_values: Tensor, side: int) -> dict[str, Tensor]:
+    """Returns images [n, C, H, W] as Pix2Struct's image processor cuts them: a patch's row and column from 1 on, then
+    its values, pixel by pixel; without padding."""
+    import torch
+
+    count, channels, *size = pixel_values.shape
+    down, across = (length // side for length in size)
+    x = (
+        pixel_values.view(count, channels, down, side, across, side)
+        .permute(0, 2, 4, 3, 5, 1)
+        .reshape(count, down * across, -1)
+    )
+    places = torch.cartesian_prod(torch.arange(down), torch.arange(across)) + 1
+    patches = torch.cat((places.to(x).expand(count, -1, -1), x), dim=2)
+    return {"flattened_patches": patches, "attention_mask": torch.ones_like(patches[..., 0])}

@@ -52,4 +52,5 @@ def random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -
 def _untie(model: PreTrainedModel, hf: dict[str, Any]) -> None:
     """Unties the head: transformers 5 ties what the published checkpoints of T5 keep apart."""
     if model.config.is_encoder_decoder and hf.get("tie_word_embeddings") is False:
-        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.02)
+        head: Any = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(torch.randn_like(head.weight) * 0.02)

@@ -58,7 +58,8 @@ class Preprocessing:
     def _request(self, row: Row) -> Request:
         source, files = read_text(self._processor, row)
         if files:
-            images = self._loop.submit(pixels(self._media, files, self._processor.image_source)).result()
+            question = self._processor.drawn_question(source)
+            images = self._loop.submit(pixels(self._media, files, self._processor.image_source, question)).result()
             source = self._processor.with_pixels(source, images)
         return self._processor.request_builder.build(source, SamplingParams())
 

@@ -28,6 +28,7 @@ from vlm.quantize.statistics import Needs
 MODELS = {
     "nougat": lambda: tiny.nougat(seed=8),
     "trocr": lambda: tiny.trocr(seed=5),
+    "pix2struct": lambda: tiny.pix2struct(seed=1, spread=0.12),
     "t5": lambda: tiny.t5(seed=1, spread=0.3, feed_forward_proj="gated-gelu"),
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),
     "opt": lambda: tiny.opt(seed=2),
@@ -144,6 +145,7 @@ POST_NORM = {"encoder.blocks.*.attention.qkv", "encoder.blocks.*.ffn.up", *POST_
 SEPARATE = {
     "nougat": {CROSS, GELU, "visual.stages.*.blocks.*.mlp.fc2"},
     "trocr": {CROSS, GELU, "visual.blocks.*.mlp.fc2", *POST_NORM_DECODER},
+    "pix2struct": {CROSS, HEAD, "visual.patch_embed"},
     "t5": {CROSS},
     "mbart": {CROSS, GELU, "encoder.blocks.*.ffn.down"},
     "opt": set(),

@@ -247,8 +247,11 @@ def test_processes_are_told_of_every_familys_processors():
 
 
 def test_pixels_are_held_as_levels_and_normalized_later():
-    """By every processor that people publish; values are transformers' own, to the last bits."""
-    for spec in {spec.name: spec for family in families().values() for spec in family.image_processors}.values():
+    """By every processor that people publish, but for Pix2Struct's, which scales what it has normalized; values are
+    transformers' own, to the last bits."""
+    specs = {spec.name: spec for family in families().values() for spec in family.image_processors}
+    del specs["Pix2StructImageProcessor"]
+    for spec in specs.values():
         settings, picture = spec.default_settings((32, 24)), colour(90, 70)
         image = ImageProcessor.default(spec, (32, 24)).read(picture)
         assert image.pixels.dtype == np.uint8 and image.normalization is not None

@@ -33,6 +33,7 @@ CONFIGS = {
     "idefics3-vision": lambda: tiny.idefics3().config.to_dict(),
     "llava-vision": lambda: tiny.llava(seed=3).config.to_dict(),
     "blip2-vision": lambda: tiny.blip2("opt", seed=1).config.to_dict(),
+    "pix2struct-vision": lambda: tiny.pix2struct().config.vision_config.to_dict(),
     "qwen-vl-vision": lambda: tiny.qwen_vl().config.to_dict(),
     "vila-vision": lambda: VILA,
     "vit": lambda: tiny.trocr(encoder={"deit": True}).config.encoder.to_dict(),

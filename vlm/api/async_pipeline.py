@@ -123,7 +123,8 @@ class AsyncPipeline:
             return source
         processor = self.pipeline.processor
         processor.request_builder.check_images(len(files))
-        return processor.with_pixels(source, await pixels(self.media, files, processor.image_source))
+        question = processor.drawn_question(source)
+        return processor.with_pixels(source, await pixels(self.media, files, processor.image_source, question))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

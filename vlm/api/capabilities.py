@@ -19,6 +19,7 @@ class Capabilities:
     takes_prompt: bool  # a prompt in words, about images or not
     one_image_a_prompt: bool  # each prompt is a task, of an image
     supports_chat: bool  # conversations: it has a template for them
+    takes_question: bool  # in words, about an image: drawn on it, or where the output begins
     has_tokenizer: bool
     has_text_encoder: bool  # token ids go to an encoder; else they are the decoder's prompt
     generates: bool  # False: an encoder alone is loaded
@@ -38,6 +39,7 @@ class Capabilities:
             takes_prompt=processor.family.takes_prompt,
             one_image_a_prompt=processor.family.prompt_tasks is not None,
             supports_chat=processor.supports_chat,
+            takes_question=processor.question_use is not None,
             has_tokenizer=processor.tokenizer is not None,
             has_text_encoder=processor.encoder is not None,
             generates=processor.generates,

@@ -146,9 +146,10 @@ class Pipeline:
         An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
         `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
         the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
-        hidden], `decoder_prompt_token_ids`, `task` and `question` (of a model that has tasks); the same names work as
-        options for a single input. `lora`, the name or number of an adapter (-1: none), may stand in each input and is
-        an option for those where it does not. The other options are those of SamplingParams.
+        hidden], `decoder_prompt_token_ids`, `task` and `question` (of a model that has tasks, or that reads a question
+        on its image); the same names work as options for a single input. `lora`, the name or number of an adapter (-1:
+        none), may stand in each input and is an option for those where it does not. The other options are those of
+        SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may

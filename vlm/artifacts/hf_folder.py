@@ -28,6 +28,8 @@ WEIGHTS = (
     "pytorch_model.bin",
 )
 PROCESSOR_FILES = (
+    "*.TTF",  # the font of questions that are drawn on pictures
+    "*.ttf",
     "added_tokens.json",
     "chat_template*",
     "generation_config.json",

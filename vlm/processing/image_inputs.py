@@ -10,6 +10,7 @@ from vlm.config import VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
+from vlm.registry.images import QuestionUse
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
 
@@ -24,6 +25,11 @@ class ImageInputs:
     family_name: str
     vision: VisionConfig | None
     image_processor: ImageProcessor | None
+
+    @property
+    def question_use(self) -> QuestionUse | None:
+        """Returns what becomes of a question about an image; None: no question is taken."""
+        return None if self.image_processor is None else self.image_processor.question_use
 
     def of_prompt(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Returns the images of a prompt; `sources`: those of its conversation."""
@@ -44,14 +50,15 @@ class ImageInputs:
                 f"{self.family_name} reads one image a request, got {len(images)}; pass a list of inputs:"
                 ' generate(["a.png", "b.png"]).'
             )
-        return self._read_image(images[0])
+        return self._read_image(images[0], fields.get("question"))
 
-    def _read_image(self, source: Any) -> Image:
+    def _read_image(self, source: Any, question: str | None = None) -> Image:
         if isinstance(source, ImagePixels):  # another process has read it
             return self._image(source)
         if self.image_processor is None:
             raise InputError("this engine has no image processor; give pixel_values instead of images.")
-        return self._image(self.image_processor.read(load_image(source, detail=self.image_processor)))
+        picture = load_image(source, detail=self.image_processor)
+        return self._image(self.image_processor.read(self.image_processor.with_question(picture, question)))
 
     def _image(self, image: torch.Tensor | ImagePixels) -> Image:
         """Raises InputError for pixels [C, H, W] of a size that the model does not take."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from vlm.artifacts.files import load_json
-from vlm.errors import EngineError, ImageError, listed
+from vlm.errors import EngineError, ImageError, InputError, listed
 from vlm.limits import MAX_INPUT_SIDE
-from vlm.registry.images import ImageProcessorSpec, Settings
+from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings
 from vlm.requests.pixels import ImagePixels, pixel_values
 
 if TYPE_CHECKING:
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
 
 
+NO_QUESTION = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
+
+
 class ImageProcessor:
     """A model folder's image processor. Used by several threads at once."""
 
-    def __init__(self, spec: ImageProcessorSpec, settings: Settings):
+    def __init__(self, spec: ImageProcessorSpec, settings: Settings, folder: Path | None = None):
+        """`folder`: where the settings come from."""
         self.image_size: tuple[int, int] | None = None  # (height, width) that the model takes, where it is known
-        self._spec, self._settings = spec, settings
+        self._spec, self._settings, self._folder = spec, settings, folder
         self._transform = spec.load(spec.name, settings)
 
     @classmethod
@@ -58,7 +62,7 @@ class ImageProcessor:
                 f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it again."
             )
         try:
-            return cls(spec, settings)
+            return cls(spec, settings, path.parent)
         except (TypeError, ValueError) as error:
             raise EngineError(f"{path} does not fit {kind}: {error}".rstrip(".") + ".") from None
 
@@ -71,6 +75,20 @@ class ImageProcessor:
         """Turns RGB images into pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another
         size than the model takes: not all settings crop, and some belong to another model."""
         return pixel_values(self._checked(images), self._transform.normalization)
+
+    @property
+    def question_use(self) -> QuestionUse | None:
+        """Returns what becomes of a question about an image; None: these settings ask for none."""
+        return self._spec.question_use(self._settings)
+
+    def with_question(self, image: Image.Image, question: str | None) -> Image.Image:
+        """Returns an RGB image with a request's question on it, where the model reads that there; InputError where it
+        is missing then."""
+        if self.question_use is not QuestionUse.DRAWN:
+            return image
+        if question is None:
+            raise InputError(NO_QUESTION)
+        return self._spec.draw_question(image, question, self._folder)
 
     def read(self, image: Image.Image) -> ImagePixels:
         """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""

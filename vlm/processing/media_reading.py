@@ -31,13 +31,15 @@ class WarmUp:
         _warm_up(self.source)
 
 
-async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[ImagePixels]]:
-    """Reads images and PDFs -> of each its pages.
+async def pixels(
+    pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource, question: str | None = None
+) -> list[list[ImagePixels]]:
+    """Reads images and PDFs -> of each its pages, with the question drawn on them where there is one.
 
     Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget that
     is spent.
     """
-    return await pool.run("the images", read_pixels, files, source, pool.config)
+    return await pool.run("the images", read_pixels, files, source, pool.config, question)
 
 
 # --- in the process ---
@@ -50,20 +52,23 @@ def _warm_up(source: ProcessorSource) -> None:
         processor(source).read(Image.new("RGB", (8, 8), "white"))
 
 
-def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[ImagePixels]]:
+def read_pixels(
+    files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig, question: str | None = None
+) -> list[list[ImagePixels]]:
     """Reads in this thread, as `pixels`. One picture is held at a time, whatever their number."""
     room, images = config.max_images, []
     detail = None if config.exact_pixels else processor(source)
     for file in files:
         # one by one, as the pipeline has it, too: a batch may differ in the last bit
-        pages = list(map(partial(_processed, source), _pages(file, room, config, detail)))
+        pages = list(map(partial(_processed, source, question), _pages(file, room, config, detail)))
         room -= len(pages)
         images.append(pages)
     return images
 
 
-def _processed(source: ProcessorSource, page: Image.Image) -> ImagePixels:
-    return processor(source).read(page)
+def _processed(source: ProcessorSource, question: str | None, page: Image.Image) -> ImagePixels:
+    own = processor(source)
+    return own.read(own.with_question(page, question))
 
 
 def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:

@@ -15,9 +15,11 @@ from vlm.errors import InputError
 from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.prompts import Prompts
+from vlm.processing.questions import drawn_question
 from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import catalogs
+from vlm.registry.images import QuestionUse
 from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.pixels import ImagePixels
@@ -109,6 +111,16 @@ class Processor:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
         return self.processor_source
 
+    @property
+    def question_use(self) -> QuestionUse | None:
+        """Returns what becomes of a question about an image; None: the settings of images ask for none."""
+        return self.request_builder.images.question_use
+
+    def drawn_question(self, source: Mapping[str, Any]) -> str | None:
+        """Returns the question that is to be drawn on an input's images, before they are read. Raises InputError for
+        one that is missing, empty or too long."""
+        return drawn_question(source, self.question_use)
+
     def with_pixels(self, source: dict[str, Any], images: Items[Items[ImagePixels]]) -> dict[str, Any]:
         """Turns an input of `Pipeline.generate` and its images, of each its pages, into the input that has them in it.
 
@@ -119,6 +131,8 @@ class Processor:
             source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
         self.request_builder.check_images(sum(map(len, images)))
         pixels = [page for pages in images for page in pages]
+        if self.question_use is QuestionUse.DRAWN:  # it has been
+            source = {key: value for key, value in source.items() if key != "question"}
         if self.family.takes_prompt or self.vision is None:
             return {**source, "pixel_values": pixels} if pixels else source
         if len(pixels) != 1:

@@ -23,6 +23,7 @@ from vlm.processing.input_fields import (
     with_task,
 )
 from vlm.processing.prompts import Prompts
+from vlm.processing.questions import with_question
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
@@ -240,7 +241,9 @@ class RequestBuilder:
             return check_task(fields)
         if self.tokenizer is not None and self.tokenizer.tasks is not None:
             return with_beginning(fields, self.tokenizer.tasks, self.tokenizer, self.max_seq_len)
-        if "question" in fields:
+        if (use := self.images.question_use) is not None:
+            fields = with_question(fields, use)
+        elif "question" in fields:
             raise InputError(f"{self.family.name} has no task that takes a question; leave it out, or ask in a prompt.")
         if "task" not in fields:
             return fields

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.limits import MAX_PADDED_PIXELS
@@ -141,6 +143,21 @@ def whole_size(image: Image.Image, settings: Settings) -> tuple[int, int]:
     return image.height, image.width
 
 
+class QuestionUse(Enum):
+    """What becomes of a request's question, where a model reads no text beside its image."""
+
+    DRAWN = "drawn"  # on the picture: every request has one
+    BEGINS = "begins"  # the output begins with it
+
+
+def no_question(settings: Settings) -> QuestionUse | None:
+    return None
+
+
+def not_drawn(image: Image.Image, question: str, folder: Path | None) -> Image.Image:
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class ImageProcessorSpec:
     """One image processor, under the name that a preprocessor_config.json gives it.
@@ -157,6 +174,14 @@ class ImageProcessorSpec:
     # scaled, and by which factor; None: not known, so that pages are drawn at full size
     content_size: Callable[[Image.Image, Settings], tuple[int, int]] = whole_size
     scale: Callable[[tuple[float, float], Settings], float | None] = scale_by_size
+    question_use: Callable[[Settings], QuestionUse | None] = no_question
+    # (image, question, the folder of the settings, where there may be a font) -> the image with the question on it
+    draw_question: Callable[[Image.Image, str, Path | None], Image.Image] = not_drawn
+
+    @property
+    def takes_question(self) -> bool:
+        """Says whether models are given words about an image: drawn on it, or where the output begins."""
+        return self.question_use is not no_question
 
 
 # --- shapes ---

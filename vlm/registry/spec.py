@@ -155,6 +155,11 @@ class FamilySpec:
         return "text" in self.inputs
 
     @property
+    def takes_question(self) -> bool:
+        """Says whether its models are given words about an image: drawn on it, or where the output begins."""
+        return any(spec.takes_question for spec in self.image_processors)
+
+    @property
     def takes_prompt(self) -> bool:
         """Says whether a model is given a prompt in words, about images or not."""
         return self.chat_format is not None

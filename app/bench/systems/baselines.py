@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 
 class Baseline:
-    """A VisionEncoderDecoderModel on the device."""
+    """An encoder of images and a decoder on the device."""
 
     def __init__(self, folder: Path, dtype: str, device: torch.device):
-        from transformers import VisionEncoderDecoderModel
 
         quiet()
         # its own types know neither the parts that it has, nor that it generates
-        model: Any = VisionEncoderDecoderModel.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model: Any = model_class(folder).from_pretrained(folder, dtype=getattr(torch, dtype))
         self.model, self.device = model.to(device).eval(), device
 
     @property
@@ -37,11 +36,12 @@ class Baseline:
     def generate(self, pixel_values: Tensor, new_tokens: int) -> Tensor:
         """[B, C, H, W] -> [B, 1 + new_tokens]"""
         tokens = self.model.generate(
-            pixel_values=self._on_device(pixel_values),
+            **self._inputs(pixel_values),
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             do_sample=False,
             num_beams=1,
+            use_cache=True,  # a configuration of Pix2Struct's says no
         )
         assert tokens.shape[1] == 1 + new_tokens, tokens.shape
         return tokens
@@ -49,7 +49,7 @@ class Baseline:
     @torch.inference_mode()
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, rows, hidden]"""
-        return self.model.encoder(self._on_device(pixel_values)).last_hidden_state
+        return self.model.encoder(**self._inputs(pixel_values)).last_hidden_state
 
     def measure(self, pixel_values: Tensor, new_tokens: int, repeats: int) -> Turns[dict[str, Any]]:
         """Milliseconds of the encoder, of the first token, and of each further token, for the whole batch."""
@@ -70,8 +70,8 @@ class Baseline:
             "seconds": {"first_token": first, "whole": whole},
         }
 
-    def _on_device(self, pixel_values: Tensor) -> Tensor:
-        return pixel_values.to(self.device, self.model.dtype)
+    def _inputs(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        return image_inputs(self.model, pixel_values.to(self.device, self.model.dtype))
 
 
 class TextBaseline:

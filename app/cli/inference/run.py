@@ -84,6 +84,7 @@ def run(
       vlm run --image receipt.png --task cord-v2 --model naver-clova-ix/donut-base-finetuned-cord-v2
       vlm run --image page.png --question "What is the date?" --model naver-clova-ix/donut-base-finetuned-docvqa
       vlm run --image street.png --task OD --save-overlay boxes.png --model microsoft/Florence-2-base
+      vlm run --image chart.png --question "Which bar is the highest?" --model google/pix2struct-chartqa-base
       vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """

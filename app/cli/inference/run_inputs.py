@@ -42,7 +42,10 @@ class RunSources:
         None, "For a model that has tasks (Donut, Florence-2): what to do with each image, like docvqa or OD.",
         default="the one that it was tuned for",
     )  # fmt: skip
-    question: str | None = option(None, "For a task that answers one, as docvqa does, or is of a text or region.")
+    question: str | None = option(
+        None, "For a task that answers one, as docvqa does, or is of a text or region; and for a model that reads one on"
+        " the image (Pix2Struct, DePlot).",
+    )  # fmt: skip
     input_ids: Path | None = same_option(TextFiles, "input_ids")
 
     @property

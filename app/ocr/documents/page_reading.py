@@ -20,6 +20,7 @@ class PageImages:
 
     source: ProcessorSource
     exact_pixels: bool = False  # they are drawn at full size, whatever the model keeps of them
+    question: str | None = None  # drawn on each page
 
 
 def read_page(document: OpenDocument, page: int, images: PageImages | None, clock: StageClock) -> Image | ImagePixels:
@@ -34,4 +35,4 @@ def read_page(document: OpenDocument, page: int, images: PageImages | None, cloc
     with clock("draw"):
         picture = document.render(page, None if images.exact_pixels else own)
     with clock("process"):
-        return own.read(picture)
+        return own.read(own.with_question(picture, images.question))

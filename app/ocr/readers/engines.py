@@ -11,6 +11,7 @@ from vlm.artifacts.files import canonical_json, sha256_of
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError, listed
 from vlm.registry.catalogs import family
+from vlm.registry.images import QuestionUse
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.ocr.documents.pages import InProcess
 
@@ -38,6 +39,7 @@ class EngineConfig:
     workers: int | None = None  # processes that read pages; None: by the number of cores
     exact_pixels: bool = False  # pages are drawn at full size, whatever the model keeps of them
     prompt: str | None = None  # what is asked of each page
+    question: str | None = None  # the same, drawn on it
 
     @classmethod
     def resolved(
@@ -69,7 +71,11 @@ class EngineConfig:
         engine = EngineDir.open(path, verify=False)
         prompt, build_config = page_prompt(family(engine.family), model, prompt), engine.build
         options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
-        return cls(path, model, options, devices, workers, exact_pixels, prompt)
+        if not draws_questions(engine):
+            return cls(path, model, options, devices, workers, exact_pixels, prompt)
+        if prompt is None:
+            raise InputError(f"{model} answers a question, which is drawn on each page; give it with --prompt.")
+        return cls(path, model, options, devices, workers, exact_pixels, question=prompt)
 
     @staticmethod
     def _check_adapters(path: Path, options: LoadOptions) -> None:
@@ -103,7 +109,7 @@ class EngineConfig:
         model = f"{manifest.family} {mark}"
         more = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
         more |= {"exact_pixels": True} if self.exact_pixels else {}
-        more |= {"prompt": self.prompt} if self.prompt else {}
+        more |= {"prompt": words} if (words := self.prompt or self.question) else {}
         for folder in self.options.runtime_config().lora_folders.values():
             files = {file.name: sha256_of(file) for file in folder.glob("adapter_*")}
             more["adapter"] = hashlib.sha256(canonical_json(files).encode()).hexdigest()[:12]
@@ -138,7 +144,7 @@ class EngineConfig:
         from vlm_app.ocr.documents.page_reading import PageImages
 
         source = processor_source(self._open())
-        return None if source is None else PageImages(source, self.exact_pixels)
+        return None if source is None else PageImages(source, self.exact_pixels, self.question)
 
     def renderer(self) -> Renderer:
         from vlm_app.ocr.documents.render_pool import RenderPool
@@ -156,10 +162,18 @@ def usual_workers(device: str, engines: int = 1) -> int:
     return max(1, min(MOST_WORKERS, cores - 1 if resolve_device(device).type == "cuda" else cores // 2))
 
 
+def draws_questions(engine: EngineDir) -> bool:
+    """Says whether a question stands on each picture that the engine's model reads."""
+    from vlm.processing.processor import processor_source
+
+    source = processor_source(engine) if family(engine.family).takes_question else None
+    return source is not None and source.load().question_use is QuestionUse.DRAWN
+
+
 def page_prompt(family: FamilySpec, model: str, prompt: str | None) -> str | None:
     """Returns what a model is asked of each page: the prompt, or what a publication of that name was trained with.
     Raises InputError for a prompt where none is taken."""
-    if prompt is not None and not family.takes_prompt:
+    if prompt is not None and not (family.takes_prompt or family.takes_question):
         raise InputError(f"--prompt is {prompt!r}, but {family.name} reads pages without being asked; leave it out.")
     name = Path(model).name.lower()
     published = (text for begin, text in family.page_prompts.items() if name.startswith(begin.lower()))

@@ -21,7 +21,7 @@ class ShippedImages:
     def packed(cls, images: PageImages) -> ShippedImages:
         """Reads the settings, where the folder is."""
         folder = images.source.folder
-        paths = [folder / name for name, _ in PLACES] if folder else []
+        paths = [*(folder / name for name, _ in PLACES), *folder.glob("*.[tT][tT][fF]")] if folder else []
         files = tuple((path.name, path.read_bytes()) for path in paths if path.is_file())
         return cls(replace(images, source=replace(images.source, folder=None)), files)
 

@@ -38,11 +38,12 @@ def read_chat(
         return {"prompt": text, **_cut(truncate)}, files
     if pipeline.capabilities.takes_text:
         return {"text": text, **_cut(truncate)}, files
-    if text.strip():
+    asked = {"question": text} if text.strip() and pipeline.capabilities.takes_question else {}
+    if text.strip() and not asked:
         raise InputError(f"{family.name} reads an image and no question about it; send the image alone.")
     if not files:
         raise InputError(f"{family.name} needs an image; send one as image_url.")
-    return {}, files
+    return asked, files
 
 
 def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int = False) -> dict[str, Any]:

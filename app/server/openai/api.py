@@ -33,6 +33,8 @@ async def chat(body: ChatBody, http: Request) -> Response:
     service, adapter = services_of(http).asked(body.model)
     how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
+    if source.keys() & body.of_inputs.keys():
+        raise InputError("the question was given in the message and besides it; give it once.")
     item = GenerationInput(source | body.of_inputs, files, body.sampling() | adapter)
     texts = Texts(service, [item], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)

@@ -14,6 +14,7 @@ from vlm.api.outputs import Output
 from vlm.errors import InputError
 from vlm.processing.media_reading import ImageFile
 from vlm.processing.processor import Processor
+from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
@@ -127,7 +128,7 @@ def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[
         return {"prompt": text}, files
     if processor.family.takes_text:
         return {"text": text}, files
-    return {"prompt": text or None}, files
+    return {"question" if processor.question_use is QuestionUse.DRAWN else "prompt": text or None}, files
 
 
 def _file(element: bytes) -> bytes:
