@@ -43,8 +43,8 @@ class RunSources:
         default="the one that it was tuned for",
     )  # fmt: skip
     question: str | None = option(
-        None, "For a task that answers one, as docvqa does, or is of a text or region; and for a model that reads one on"
-        " the image (Pix2Struct, DePlot).",
+        None, "For a task that answers one, as docvqa does, or is of a text or region; and for a model that reads one"
+        " on the image (Pix2Struct, DePlot).",
     )  # fmt: skip
     input_ids: Path | None = same_option(TextFiles, "input_ids")
 
