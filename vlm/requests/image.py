@@ -24,9 +24,7 @@ class Image:
     grid: tuple[int, ...] | None = None  # of its rows: down and across; None where nothing depends on it
     normalization: Normalization | None = None
     digest: bytes | None = None  # of the pixels, where it is known
-    picture_size: tuple[int, int] | None = (
-        None  # (width, height) of the picture that they were made of, if there was one
-    )
+    picture_size: tuple[int, int] | None = None  # (width, height) of the picture; None: pixels were given
 
     @classmethod
     def from_pixels(cls, pixels: Tensor, vision: VisionConfig) -> Image:
