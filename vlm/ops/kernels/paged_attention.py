@@ -23,8 +23,8 @@ from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.kernels.splits import is_last, merge
 from vlm.ops.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
 
-TILE, LONG_TILE = 32, 64  # tokens a step of a program of one warp; of heads of more than LONG values
-LONG = 64
+TILE, LONG_TILE = 32, 64  # tokens a step of a program of one warp, and of heads of more values than SHORT, up to LONG
+SHORT, LONG = 64, 128
 SPLIT_TILE, SPLIT_WARPS = 128, 4  # the same where the context is split: one step where it is short
 
 
@@ -156,7 +156,7 @@ def _split_tile(q: Tensor, kv: PagedKV) -> int:
 def whole_tile(kv: PagedKV) -> tuple[int, int]:
     """Returns the tokens of a step, and the warps, of a program that has a whole context: at 32 rows of 672 tokens an
     H200 reads 3.8 TB/s of float16, 3.0 of e4m3 and 2.4 of int8, whose values take more to unpack."""
-    if kv.keys.shape[3] <= LONG:
+    if not SHORT < kv.keys.shape[3] <= LONG:  # a warp has no registers for more
         return TILE, 1
     return LONG_TILE, 2 if kv.keys.dtype == torch.int8 else 1
 
