@@ -47,7 +47,7 @@ print(json.dumps({
     "async": asyncio.run(asynchronous()),
     "hosted vllm": text_of(complete("hosted_vllm/mini-t5")),
     "options": text_of(complete(temperature=0, max_tokens=3, stop=["Schiff"], seed=1, top_p=0.5, user="me",
-                                logit_bias={5: -1}, top_k=3, repetition_penalty=1.0, tool_choice="auto")),
+                                logit_bias={"5": -1}, top_k=3, repetition_penalty=1.0, tool_choice="auto")),
     "dropped": text_of(complete(drop_params=True, reasoning_effort="low", max_tokens=3)),
     "completion": texts.choices[0].text,
     "embeddings": [len(row["embedding"]) for row in vectors.data],

@@ -20,7 +20,8 @@ UNROUTED = (
     "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
     " base_url ends in /v1."
 )
-TOO_LONG = "this model's maximum context length is exceeded: "  # OpenAI's words, by which litellm knows it
+# OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
+TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
 MAX_CHARACTERS, MAX_NAME = 1000, 100  # of a sentence, and of a field in it
 
 
