@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from visual_engines.families.florence2_answers import answer
 from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.generation_config import generation_defaults, standing_alone
-from vlm.registry.images import ImageProcessorSpec, Settings
+from vlm.registry.images import ImageProcessorSpec, Settings, as_it_is
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 from vlm.registry.tasks import QUESTION, PromptTasks
 from vlm.registry.tokenizer_rules import TokenizerRules
 
 if TYPE_CHECKING:
-    from PIL import Image
     from tokenizers import Tokenizer
 
 # task -> what the model reads, as Florence2Processor has it
@@ -62,19 +61,13 @@ def _settings(image_size: tuple[int, int]) -> dict[str, Any]:
     return {"size": size, "do_center_crop": False, "resample": 3, "image_mean": mean, "image_std": std}
 
 
-def _as_it_is(image: Image.Image, settings: Settings) -> Image.Image:
-    """Returns the picture itself, whatever its shape: it is scaled to a square, and boxes are told in its pixels."""
-    return image
-
-
 def _unknown(size: tuple[float, float], settings: Settings) -> float | None:
     """Returns None: pictures are not drawn smaller, since boxes are told in their pixels."""
     return None
 
 
-IMAGES = ImageProcessorSpec(
-    "CLIPImageProcessor", default_settings=_settings, prepare=_as_it_is, scale=_unknown
-)  # fmt: skip
+# scaled to a square, whatever its shape; boxes are told in the picture's own pixels
+IMAGES = ImageProcessorSpec("CLIPImageProcessor", default_settings=_settings, prepare=as_it_is, scale=_unknown)
 
 
 def _florence(embed_dim: int, width: int, layers: int) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.families.doctags import is_tag
 from visual_engines.families.doctags_markdown import to_markdown
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest, transform_by
+from vlm.registry.images import ImageProcessorSpec, Settings, Transform, as_it_is, largest, transform_by
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 from vlm.registry.tokenizer_rules import TokenizerRules
 
 if TYPE_CHECKING:
-    from PIL import Image
     from tokenizers import Tokenizer
     from torch import Tensor
 
@@ -78,10 +77,6 @@ def _pixels(processed: Mapping[str, Any], settings: Settings) -> Tensor:
     return join_tiles(processed["pixel_values"][0], int(down), int(across))[None]
 
 
-def _as_it_is(image: Image.Image, settings: Settings) -> Image.Image:
-    return image
-
-
 def _scale(size: tuple[float, float], settings: Settings) -> float | None:
     """Returns the factor of the side that is scaled up most: to the longest edge, then to whole tiles."""
     longest, tile = (largest(settings.get(name)) for name in ("size", "max_image_size"))
@@ -98,7 +93,7 @@ def _sides(settings: Settings) -> dict[str, float]:
 
 
 IMAGES = tuple(
-    ImageProcessorSpec(name, _load, _settings, prepare=_as_it_is, sides=_sides, scale=_scale)
+    ImageProcessorSpec(name, _load, _settings, prepare=as_it_is, sides=_sides, scale=_scale)
     for name in ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 )
 

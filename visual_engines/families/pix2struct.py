@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings, Transform, largest, transform_by
+from vlm.registry.images import (
+    ImageProcessorSpec,
+    QuestionUse,
+    Settings,
+    Transform,
+    as_it_is,
+    largest,
+    transform_by,
+)
 from vlm.registry.spec import FamilySpec, Role
 
 if TYPE_CHECKING:
@@ -41,11 +49,6 @@ def _as_pixels(processed: Mapping[str, Any], settings: Settings) -> Tensor:
 
 def _no_settings(image_size: tuple[int, int]) -> dict[str, Any]:
     return {}  # the class's own
-
-
-def _as_it_is(image: Image.Image, settings: Settings) -> Image.Image:
-    """Leaves slivers as they are: whatever its shape, a picture has a patch to a side at least."""
-    return image
 
 
 def _sides(settings: Settings) -> dict[str, float]:
@@ -102,7 +105,7 @@ PIX2STRUCT = FamilySpec(
             PROCESSOR,
             _load,
             default_settings=_no_settings,
-            prepare=_as_it_is,
+            prepare=as_it_is,  # slivers, too: whatever its shape, a picture has a patch to a side at least
             sides=_sides,
             scale=_scale,
             question_use=_question_use,

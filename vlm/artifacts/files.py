@@ -113,6 +113,18 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
         raise
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file that no other process sees in part, and makes its folder. Raises OSError, and leaves nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
 def check_replaceable(out: Path, replaces: Callable[[Path], bool], what: str, error: type[VlmError]) -> None:
     """Raises `error` for an `out` that `atomic_dir` would not replace."""
     if not os.path.lexists(out):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.config import VisionConfig
-
-MOST_PIXELS = 4096  # a side that pictures are scaled to, by any image processor
+from vlm.limits import MAX_INPUT_SIDE
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class TiledVisionConfig(VisionConfig):
 
 def largest_size(side: int) -> tuple[int, int]:
     """Returns the (height, width) of the pixel values of the largest image in tiles."""
-    most = -(-MOST_PIXELS // side)
+    most = -(-MAX_INPUT_SIDE // side)
     return (most + 1) * side, most * side
 
 

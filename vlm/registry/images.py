@@ -111,6 +111,11 @@ def exact_size(image_size: tuple[int, int]) -> dict[str, Any]:
     return {"size": {"height": image_size[0], "width": image_size[1]}}
 
 
+def as_it_is(image: Image.Image, settings: Settings) -> Image.Image:
+    """Returns the picture itself, whatever its shape."""
+    return image
+
+
 def pad_sliver(image: Image.Image, settings: Settings) -> Image.Image:
     """Pads slivers with white: scaled to a frame's height they would have a width of no pixel."""
     from PIL import Image

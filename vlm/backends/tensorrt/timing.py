@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.files import write_atomically
 from vlm.backends.tensorrt.library import Library
 
 
@@ -27,10 +26,7 @@ def write_timings(config: Any, file: Path | None) -> None:
     """Writes a builder's timings, whole: builds beside this one may read the file."""
     if file is None:
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f"{file.name}.{uuid.uuid4().hex[:12]}")
-    draft.write_bytes(config.get_timing_cache().serialize())
-    os.replace(draft, file)
+    write_atomically(file, config.get_timing_cache().serialize())
 
 
 def _content(file: Path) -> bytes:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 from vlm.artifacts.cache import cache_root
+from vlm.artifacts.files import write_atomically
 
 DIGEST = hashlib.sha256().digest_size  # bytes ahead of the code
 
@@ -24,18 +22,5 @@ def cached(key: str, compile: Callable[[], bytes]) -> bytes:
             return kept[DIGEST:]
     code = compile()
     with contextlib.suppress(OSError):
-        _write(path, hashlib.sha256(code).digest() + code)
+        write_atomically(path, hashlib.sha256(code).digest() + code)
     return code
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file that no other process sees in part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(draft, path)
-    except OSError:
-        os.unlink(draft)
-        raise

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
-FEW = 64  # rows that are one tile
+FEW = 64  # rows that are one side of a tile
 TINY = float(torch.finfo(torch.float32).tiny)
 
 
@@ -34,8 +34,9 @@ def _rounded(
 
 @dependent
 def _product(
-    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, b_ptr, y_ptr, R, N, K,
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, b_ptr, y_ptr, R, N, K, y_row, y_column,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+    BIAS_OF_ROWS: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -53,39 +54,12 @@ def _product(
         acc = tl.dot(x, w, acc, out_dtype=tl.int32 if whole else tl.float32)
     x_scale, w_scale = tl.load(x_scale_ptr + m, mask=m < R, other=0.0), tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
     y = acc.to(tl.float32) * x_scale[:, None] * w_scale[None, :]
-    if BIAS:
+    if BIAS and BIAS_OF_ROWS:
+        y += tl.load(b_ptr + m, mask=m < R, other=0.0).to(tl.float32)[:, None]
+    elif BIAS:
         y += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    at = m[:, None].to(tl.int64) * N + n[None, :]
+    at = m[:, None].to(tl.int64) * y_row + n[None, :].to(tl.int64) * y_column
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=(m < R)[:, None] & (n < N)[None, :])
-
-
-@dependent
-def _product_of_few(
-    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, b_ptr, y_ptr, R, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
-    """Computes the product of all rows with outputs of the weight as its left side: no row of a tile is empty but by
-    its size, which may be small."""
-    let_next_start()
-    n, m, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BK)
-    w_at = w_ptr + n[:, None].to(tl.int64) * K + k[None, :]
-    x_at = x_ptr + m[None, :].to(tl.int64) * K + k[:, None]
-    wait_for_inputs()
-    whole: tl.constexpr = w_ptr.dtype.element_ty == tl.int8
-    acc = tl.zeros([BN, BM], tl.int32 if whole else tl.float32)
-    for start in range(0, K, BK):
-        w_mask, x_mask = (n < N)[:, None], (m < R)[None, :]
-        if not EVEN:
-            w_mask, x_mask = w_mask & (start + k < K)[None, :], x_mask & (start + k < K)[:, None]
-        w = tl.load(w_at + start, mask=w_mask, other=0.0)
-        x = tl.load(x_at + start, mask=x_mask, other=0.0)
-        acc = tl.dot(w, x, acc, out_dtype=tl.int32 if whole else tl.float32)
-    x_scale, w_scale = tl.load(x_scale_ptr + m, mask=m < R, other=0.0), tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
-    y = acc.to(tl.float32) * x_scale[None, :] * w_scale[:, None]
-    if BIAS:
-        y += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    at = m[None, :].to(tl.int64) * N + n[:, None]
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < R)[None, :])
 
 
 def rounded(
@@ -112,19 +86,23 @@ def product(
     assert x.is_contiguous() and weight.is_contiguous()
     y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     bm, bn, bk, warps, stages = _tile(rows, outputs)
-    few = rows <= FEW
-    grid = (triton.cdiv(outputs, bn),) if few else (triton.cdiv(rows, bm), triton.cdiv(outputs, bn))
-    (_product_of_few if few else _product)[grid](
-        x, scale, weight, weight_scale, weight if bias is None else bias, y, rows, outputs, inputs,
-        BM=bm, BN=bn, BK=bk, EVEN=inputs % bk == 0, BIAS=bias is not None, num_warps=warps, num_stages=stages,
+    left, right, strides = (x, scale), (weight, weight_scale), y.stride()
+    if is_turned := rows <= FEW:  # the weight is the left side: few rows leave no part of a tile empty
+        left, right, strides = right, left, strides[::-1]
+    sizes = len(left[0]), len(right[0])
+    _product[(triton.cdiv(sizes[0], bm), triton.cdiv(sizes[1], bn))](
+        *left, *right, weight if bias is None else bias, y, *sizes, inputs, *strides,
+        BM=bm, BN=bn, BK=bk, EVEN=inputs % bk == 0, BIAS=bias is not None, BIAS_OF_ROWS=is_turned,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
 
 def _tile(rows: int, outputs: int) -> tuple[int, int, int, int, int]:
-    """Returns (rows, outputs, inputs of a step, warps, stages) of a program, as measured on an H200."""
+    """Returns (rows of the left side, of the right side, inputs of a step, warps, stages) of a program, as measured on
+    an H200."""
     if rows > 128:
         return (128, 256, 128, 8, 3) if outputs > 8192 else (128, 128, 128, 8, 4)
     if rows > FEW:
         return (64, 32, 256, 4, 4) if outputs <= 8192 else (64, 128, 128, 4, 4)
-    return max(16, triton.next_power_of_2(rows)), 64, 256, 4, 4 if outputs <= 8192 else 3
+    return 64, max(16, triton.next_power_of_2(rows)), 256, 4, 4 if outputs <= 8192 else 3
