@@ -15,15 +15,9 @@ from tests.cli_kit import ended
 from tests.server_kit import serving
 from vlm_app.server.tensors.inputs import read_batch
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")
 QUESTION, WORDS = "what is the date", "a picture of"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,9 @@ from tests.cli_kit import ended
 from visual_engines.families.florence2 import TASKS
 from vlm_app.core.overlay import draw
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 SHORT = ("--device", "cpu", "--max-new-tokens", "24")
 REGION = "<loc_52><loc_332><loc_932><loc_774>"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

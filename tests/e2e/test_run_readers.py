@@ -14,15 +14,9 @@ from tests.cli_kit import ended
 from tests.donut_kit import FORMS, write_processor
 from tests.parity.test_trocr import write_roberta
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")
 QUESTION = "what is the date"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

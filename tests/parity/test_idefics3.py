@@ -7,16 +7,16 @@ import json
 
 import pytest
 import torch
-from PIL import Image as Picture
 
 from tests import idefics3_kit, tiny
 from tests.engines import engine_dir
+from tests.image_parity_kit import CONTENTS, READ, asked, check_log_probabilities, check_mixed_batches, cpu, image_part
 from tests.parity.cases import parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
-from vlm.config import BuildConfig, RuntimeConfig
+from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LengthError
 from vlm.layers.image_tiles import cut_tiles, join_tiles
@@ -37,10 +37,6 @@ MODELS = {
 }  # fmt: skip
 # (down, across) of tiles: upright, wide, not cut, one column, two rows
 GRIDS = ((3, 2), (1, 3), (0, 0), (2, 1), (0, 0))
-
-
-def cpu(**options) -> RuntimeConfig:
-    return RuntimeConfig(device="cpu", **options)
 
 
 class Case:
@@ -120,28 +116,12 @@ def test_features_of_all_tiles(case):
 
 
 def test_mixed_batches(case):
-    want = [case.theirs(*given) for given in case.prompts]
-    assert len({tuple(tokens) for tokens in want}) == len(want), "the images make no difference"
-    for options in ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6},
-                    {"prefix_sharing": False, "encoder_cache_size": 0}, {"num_speculative_tokens": 3}):  # fmt: skip
-        pipe = Pipeline(case.engine, cpu(**options))
-        for _ in range(2):  # the second time what can be shared is
-            found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
-            assert [out.token_ids for out in found] == want
-        assert pipe.llm.scheduler.blocks.balanced
-    beams = {"num_beams": 3, "length_penalty": 0.5}
-    found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False, **beams)
-    assert [out.token_ids for out in found] == [case.theirs(*given, **beams) for given in case.prompts]
+    more = ({"prefix_sharing": False, "encoder_cache_size": 0}, {"num_speculative_tokens": 3})
+    check_mixed_batches(case, *more, new=NEW)
 
 
 def test_log_probabilities(case):
-    options = {"max_new_tokens": NEW, "loop_detection": False}
-    found = Pipeline(case.engine, cpu()).generate(case.inputs, **options)
-    for given, out in zip(case.prompts, found, strict=True):
-        steps = case.theirs_in_full(*given, output_logits=True, return_dict_in_generate=True).logits
-        exact = torch.cat(steps)[: len(out.token_ids)].log_softmax(-1)
-        exact = exact.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+    check_log_probabilities(case, new=NEW)
 
 
 def test_what_processors_see_of_the_rows(case):
@@ -213,31 +193,13 @@ def published(tmp_path_factory):
     return model, idefics3_kit.processor(), build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
 
 
-def image_part(picture: Picture.Image) -> dict:
-    return {"type": "image", "image": picture}
-
-
-READ = {"type": "text", "text": "read"}
-CONTENTS = {
-    "a page and words": lambda images: [image_part(images[0]), READ],
-    "several": lambda images: [READ, *map(image_part, images[1:3]), READ, image_part(images[3])],
-    "words alone": lambda images: [READ],
-}
-
-
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
     _, processor, engine = published
     pipe, content = Pipeline(engine, cpu()), CONTENTS[kind](idefics3_kit.pictures())
-    messages = [{"role": "user", "content": content}]
-    images = [part["image"] for part in content if part["type"] == "image"]
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    inputs = processor(text=[text], images=images or None, return_tensors="pt")
-    request = pipe.request({"messages": messages})
-    mark, vocab = processor.image_token_id, pipe.config.vocab_size
-    assert [mark if i >= vocab else i for i in request.decoder_prompt_token_ids] == inputs["input_ids"][0].tolist()
+    request, inputs = asked(pipe, processor, content)
     tiles = [tile for each in request.images for tile in cut_tiles(each.values, 512)]
-    if images:
+    if request.images:
         torch.testing.assert_close(torch.stack(tiles), inputs["pixel_values"][0], atol=2e-6, rtol=0)
         assert inputs["pixel_attention_mask"].all(), "no pixel is left out"
     assert all(each.pixels.dtype == torch.uint8 for each in request.images), "a quarter of the bytes"

@@ -9,13 +9,14 @@ from torch.nn.functional import pad
 
 from tests import lighton_kit, tiny
 from tests.engines import engine_dir
+from tests.image_parity_kit import asked, check_log_probabilities, check_mixed_batches, cpu
 from tests.parity.cases import parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
-from vlm.config import BuildConfig, RuntimeConfig
+from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError
 from vlm.requests.image import Image
@@ -32,10 +33,6 @@ MODELS = {
 # (height, width): some have patches left over at the right or at the bottom
 SIZES = ((16, 24), (56, 12), (20, 12), (12, 12), (36, 56), (56, 56))
 NEW = 12
-
-
-def cpu(**options) -> RuntimeConfig:
-    return RuntimeConfig(device="cpu", **options)
 
 
 class Case:
@@ -125,28 +122,12 @@ def test_features_of_one_pass(case):
 
 
 def test_mixed_batches(case):
-    want = [case.theirs(*given) for given in case.prompts]
-    assert len({tuple(tokens) for tokens in want}) == len(want), "the images make no difference"
-    for options in ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6},
-                    {"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_tokens": 40}):  # fmt: skip
-        pipe = Pipeline(case.engine, cpu(**options))
-        for _ in range(2):  # the second time what can be shared is
-            found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
-            assert [out.token_ids for out in found] == want
-        assert pipe.llm.scheduler.blocks.balanced
-    beams = {"num_beams": 3, "length_penalty": 0.5}
-    found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False, **beams)
-    assert [out.token_ids for out in found] == [case.theirs(*given, **beams) for given in case.prompts]
+    more = ({"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_tokens": 40},)
+    check_mixed_batches(case, *more, new=NEW)
 
 
 def test_log_probabilities(case):
-    options = {"max_new_tokens": NEW, "loop_detection": False}
-    found = Pipeline(case.engine, cpu()).generate(case.inputs, **options)
-    for given, out in zip(case.prompts, found, strict=True):
-        steps = case.theirs_in_full(*given, output_logits=True, return_dict_in_generate=True).logits
-        exact = torch.cat(steps)[: len(out.token_ids)].log_softmax(-1)
-        exact = exact.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+    check_log_probabilities(case, new=NEW)
 
 
 @pytest.mark.parametrize("split", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
@@ -197,12 +178,7 @@ def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
     _, processor, engine = published
     pipe = Pipeline(engine, cpu())
     for picture in lighton_kit.pictures():
-        messages = [{"role": "user", "content": CONTENTS[kind](picture)}]
-        text = processor.apply_chat_template(messages, add_generation_prompt=True)
-        inputs = processor(text=text, images=None if kind == "words alone" else [picture], return_tensors="pt")
-        request = pipe.request({"messages": messages})
-        mark, vocab = processor.image_token_id, pipe.config.vocab_size
-        assert [mark if i >= vocab else i for i in request.decoder_prompt_token_ids] == inputs["input_ids"][0].tolist()
+        request, inputs = asked(pipe, processor, CONTENTS[kind](picture))
         for image, pixels in zip(request.images, inputs.get("pixel_values", ()), strict=True):
             torch.testing.assert_close(image.values, pixels, atol=2e-6, rtol=0)
 

@@ -10,12 +10,13 @@ from PIL import Image as Picture
 
 from tests import qwen_kit, tiny
 from tests.engines import engine_dir
+from tests.image_parity_kit import CONTENTS, READ, asked, check_log_probabilities, check_mixed_batches, cpu, image_part
 from tests.parity.cases import parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
-from vlm.config import BuildConfig, RuntimeConfig
+from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, ImageError, InputError
 from vlm.processing.image_processor import ImageProcessor
@@ -39,10 +40,6 @@ MODELS = {
 }  # fmt: skip
 # (down, across) in squares: upright, wide, one alone, and such as leave windows cut off
 GRIDS = ((2, 3), (7, 1), (3, 2), (1, 1), (4, 5), (3, 3))
-
-
-def cpu(**options) -> RuntimeConfig:
-    return RuntimeConfig(device="cpu", **options)
 
 
 class Case:
@@ -155,29 +152,12 @@ def test_features_of_one_pass(case):
 
 
 def test_mixed_batches(case):
-    want = [case.theirs(*given) for given in case.prompts]
-    assert len({tuple(tokens) for tokens in want}) == len(want), "the images make no difference"
-    for options in ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6},
-                    {"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_tokens": 40},
-                    {"num_speculative_tokens": 3}):  # fmt: skip
-        pipe = Pipeline(case.engine, cpu(**options))
-        for _ in range(2):  # the second time what can be shared is
-            found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
-            assert [out.token_ids for out in found] == want
-        assert pipe.llm.scheduler.blocks.balanced
-    beams = {"num_beams": 3, "length_penalty": 0.5}
-    found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False, **beams)
-    assert [out.token_ids for out in found] == [case.theirs(*given, **beams) for given in case.prompts]
+    more = ({"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_tokens": 40}, {"num_speculative_tokens": 3})
+    check_mixed_batches(case, *more, new=NEW)
 
 
 def test_log_probabilities(case):
-    options = {"max_new_tokens": NEW, "loop_detection": False}
-    found = Pipeline(case.engine, cpu()).generate(case.inputs, **options)
-    for given, out in zip(case.prompts, found, strict=True):
-        steps = case.theirs_in_full(*given, output_logits=True, return_dict_in_generate=True).logits
-        exact = torch.cat(steps)[: len(out.token_ids)].log_softmax(-1)
-        exact = exact.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+    check_log_probabilities(case, new=NEW)
 
 
 def test_sequences_that_are_recomputed(case):
@@ -246,31 +226,13 @@ def published(tmp_path_factory):
     return model, qwen_kit.processor(), build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
 
 
-def image_part(picture: Picture.Image) -> dict:
-    return {"type": "image", "image": picture}
-
-
-READ = {"type": "text", "text": "read"}
-CONTENTS = {
-    "a page and words": lambda images: [image_part(images[0]), READ],
-    "several": lambda images: [READ, *map(image_part, images[1:3]), READ, image_part(images[3])],
-    "words alone": lambda images: [READ],
-}
-
-
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_token_ids_and_pixels_are_those_of_the_processor(published, kind):
     _, processor, engine = published
     pipe, content = Pipeline(engine, cpu()), CONTENTS[kind](qwen_kit.pictures())
-    messages = [{"role": "user", "content": content}]
-    images = [part["image"] for part in content if part["type"] == "image"]
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    inputs = processor(text=[text], images=images or None, return_tensors="pt")
-    request = pipe.request({"messages": messages})
-    mark, vocab = processor.image_token_id, pipe.config.vocab_size
-    assert [mark if i >= vocab else i for i in request.decoder_prompt_token_ids] == inputs["input_ids"][0].tolist()
+    request, inputs = asked(pipe, processor, content)
     cut = [in_patches(each.values[None], side=14, merge=2, frames=2) for each in request.images]
-    for name in ("pixel_values", "image_grid_thw") if images else ():
+    for name in ("pixel_values", "image_grid_thw") if request.images else ():
         torch.testing.assert_close(torch.cat([each[name] for each in cut]), inputs[name], atol=2e-6, rtol=0)
 
 
