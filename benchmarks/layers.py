@@ -1,6 +1,6 @@
 """Times the kernels of decoder layers at one row, by themselves, in a CUDA graph: a tool for who changes them.
 
-    python benchmarks/layers.py llama-7b gpt2-medium --weights dense int4
+    python benchmarks/layers.py llama-7b gpt2-medium --quantization dense int4
 
 Weights are random, and those of all layers together larger than any cache. What it prints, microseconds a layer, is for
 comparing two states of the kernels in one run of a machine; figures of models come from `vlm bench`.
@@ -163,10 +163,10 @@ def microseconds(run: Callable[[], Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--weights", nargs="*", default=["dense", *METHODS], choices=["dense", *METHODS])
+    parser.add_argument("--quantization", nargs="*", default=["dense", *METHODS], choices=["dense", *METHODS])
     arguments = parser.parse_args()
     for name in arguments.shapes:
-        for kind in arguments.weights:
+        for kind in arguments.quantization:
             layers = Layers(SHAPES[name], kind)
             print(f"{name:12} {kind:6} {microseconds(layers.run) / layers.count:7.2f} µs a layer", flush=True)
             del layers
