@@ -51,7 +51,7 @@ class Block(nn.Module):
             config.hidden_size, config.num_heads, layer, head_dim=config.head_size, num_kv_heads=config.kv_heads,
             bias=config.attention_bias, out_bias=config.out_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
-            variant=AttentionVariant(reach=config.reach), context=context,
+            variant=AttentionVariant(reach=None if layer in config.whole_layers else config.reach), context=context,
         )  # fmt: skip
         self.ffn = FeedForward(
             config.hidden_size, config.ffn_size, config.activation, gated=True, bias=config.mlp_bias, context=context

@@ -27,12 +27,14 @@ class LlamaConfig(ModelConfig):
     out_bias: bool | None = None  # of attention's output; None: as of its queries
     qk_norm: bool = False  # of each head's queries and keys
     reach: int | None = None  # how far back attention looks; None: all the way
+    whole_layers: tuple[int, ...] = ()  # that look all the way back where others do not
 
     def __post_init__(self) -> None:
         if self.out_bias is None:
             object.__setattr__(self, "out_bias", self.attention_bias)
         if isinstance(self.rotary, dict):
             object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
+        object.__setattr__(self, "whole_layers", tuple(self.whole_layers))  # a list in a file
 
     @property
     def head_dim(self) -> int:
@@ -105,7 +107,7 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
         "hidden_size": hidden,
         "num_layers": layers,
         "num_heads": heads,
-        "max_positions": min(positions, _qwen_window(hf, name, layers) or positions),
+        "max_positions": positions,
         "kv_heads": kv_heads,
         "head_size": head_size,
         "ffn_size": reader.size("intermediate_size", kind.ffn),
@@ -117,7 +119,7 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
         "out_bias": bias if kind.out_bias is None else kind.out_bias,
         "mlp_bias": bool(reader.get("mlp_bias", False)) if kind.mlp_bias is None else kind.mlp_bias,
         "qk_norm": kind.qk_norm,
-        "reach": _reach(hf, positions) if name == "mistral" else None,
+        **_window(reader, name, layers, positions),
         "bos_token_id": token_id(hf, "bos_token_id", kind.ids[0]),
         "eos_token_id": token_id(hf, "eos_token_id", kind.ids[1]),
         "pad_token_id": token_id(hf, "pad_token_id", 0),
@@ -151,19 +153,21 @@ def _rotary(hf: dict[str, Any], head_size: int, positions: int, sections: tuple[
     return dataclasses.replace(plain, sections=found)
 
 
-def _reach(hf: dict[str, Any], positions: int) -> int | None:
-    """Returns how far Mistral's attention looks back. The window holds the token itself; absent it is 4096, null is
-    none, and one that holds all positions is as good as none."""
-    window = hf.get("sliding_window", 4096) or positions
-    return window - 1 if window < positions else None
+def _window(reader: ConfigReader, kind: str, layers: int, positions: int) -> dict[str, Any]:
+    """Reads how far back attention looks, and which layers look all the way all the same. A window holds the token
+    itself; null is none, and one that holds all positions is as good as none."""
+    has_window = kind == "mistral" or (kind.startswith("qwen") and reader.values.get("use_sliding_window"))
+    if not has_window or not reader.values.get("sliding_window", 4096):
+        return {}
+    window = reader.size("sliding_window", 4096)
+    slides = (True,) * layers if kind == "mistral" else _sliding_qwen(reader, kind, layers)
+    if window >= positions or not any(slides):
+        return {}
+    return {"reach": window - 1, "whole_layers": tuple(i for i, sliding in enumerate(slides) if not sliding)}
 
 
-def _qwen_window(hf: dict[str, Any], kind: str, layers: int) -> int | None:
-    """Returns how far the attention of some layers looks back; None: as far as there is. Within it a sliding attention
-    is a full one, and no longer context is allowed."""
-    if not kind.startswith("qwen") or not hf.get("use_sliding_window"):
-        return None
-    kinds = hf.get("layer_types")
-    from_layer = hf.get("max_window_layers", 80 if kind.endswith("_vl") else 28)
-    slides = "sliding_attention" in kinds if kinds else from_layer < layers
-    return hf.get("sliding_window", 4096) if slides else None
+def _sliding_qwen(reader: ConfigReader, kind: str, layers: int) -> tuple[bool, ...]:
+    """Reads which layers of a Qwen have its window: as listed, or all but the first ones."""
+    default = 80 if kind.endswith("_vl") else 28
+    first = 0 if reader.values.get("max_window_layers") == 0 else reader.size("max_window_layers", default)
+    return reader.sliding_layers(layers, lambda layer: layer >= first)

@@ -32,7 +32,6 @@ from vlm.ops.attention_variant import AttentionVariant
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
@@ -116,11 +115,9 @@ def _parse(hf: dict[str, Any], side: str) -> T5GemmaConfig:
 def _reaches(reader: ConfigReader, layers: int, *, is_causal: bool) -> tuple[int | None, ...]:
     """Reads how far each layer looks. A decoder's window holds the token itself; an encoder's is as wide to each
     side, and holds it besides."""
-    kinds = reader.get("layer_types", None) or [FULL if i % 2 else SLIDING for i in range(layers)]
-    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
-        reader.errors.append(f"layer_types is {kinds!r}, supported are {SLIDING!r} and {FULL!r}, for {layers} layers")
+    slides = reader.sliding_layers(layers, lambda layer: layer % 2 == 0)
     window = reader.size("sliding_window", 4096) - is_causal
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    return tuple(window if sliding else None for sliding in slides)
 
 
 def _token_ids(hf: dict[str, Any]) -> dict[str, int]:

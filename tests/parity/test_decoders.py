@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from llm_engines.models.llama_config import parse
 from tests import tiny
 from tests.engines import engine_dir, pipeline
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError, LimitError
+from vlm.errors import ConfigError, InputError, LimitError
 
 LENGTHS = (5, 17, 1, 33, 9, 2, 40)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -35,6 +36,11 @@ MODELS = {
         "qwen3": lambda: tiny.llama(kind="qwen3", head_dim=12, num_key_value_heads=2, tie_word_embeddings=True),
         "qwen3: biases, own head": lambda: tiny.llama(kind="qwen3", head_dim=8, attention_bias=True),
         "qwen2": lambda: tiny.llama(kind="qwen2", num_key_value_heads=2, use_sliding_window=False),
+        "qwen2: the second layer within a window": lambda: tiny.llama(
+            kind="qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+        "qwen3: layers within a window by name": lambda: tiny.llama(
+            kind="qwen3", head_dim=12, use_sliding_window=True, sliding_window=5, max_window_layers=2,
+            layer_types=["sliding_attention", "full_attention"]),
     },
     "opt": {
         "opt": lambda: tiny.opt(),
@@ -75,6 +81,14 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
             logits = model(ids).logits[:, len(prompt) - 1 : -1]
         exact = logits.log_softmax(-1)[0].gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("layers", [{"max_window_layers": "1"}, {"layer_types": ["sliding_attention"]},
+                                    {"layer_types": [["full_attention"]] * 2}], ids=str)  # fmt: skip
+def test_windows_that_are_none_are_refused_by_name(layers):
+    shape = {"model_type": "qwen2", "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 8}
+    with pytest.raises(ConfigError, match=next(iter(layers))):
+        parse(shape | layers)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "opt", "gpt2"])

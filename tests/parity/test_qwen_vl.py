@@ -26,6 +26,7 @@ from vlm_app.reference.huggingface import in_patches
 MARK, VOCAB, NEW = 59, 60, 12
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
         "mrope_section": [2, 1, 1]}  # fmt: skip
+WINDOW = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 MODELS = {
     "qwen-vl": {
         "qwen2-vl": lambda: tiny.qwen_vl(second=False),
@@ -34,7 +35,7 @@ MODELS = {
             tie_word_embeddings=False),
         "qwen2.5-vl": lambda: tiny.qwen_vl(),
         "qwen2.5-vl: own head, stretched, windows of one square": lambda: tiny.qwen_vl(
-            seed=4, tower={"window_size": 8, "fullatt_block_indexes": [2]}, text={"rope_parameters": YARN},
+            seed=4, tower={"window_size": 8, "fullatt_block_indexes": [2]}, text={"rope_parameters": YARN, **WINDOW},
             tie_word_embeddings=False),
     },
 }  # fmt: skip

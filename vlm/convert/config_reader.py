@@ -6,12 +6,13 @@ values checked and is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vlm.errors import ConfigError, listed
 
 REQUIRED = object()
+SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers
 # names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.activation.ACTIVATIONS
 ACTIVATION_NAMES = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu",
@@ -60,6 +61,19 @@ class ConfigReader:
     def activation(self, name: str, default: str) -> str:
         """Returns the function that a key names, by our name."""
         return ACTIVATION_NAMES.get(self.choice(name, ACTIVATION_NAMES, default), default)
+
+    def sliding_layers(self, layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:
+        """Returns which layers attend within a sliding window, as `layer_types` lists them; absent, as `default` says
+        of a layer's number."""
+        kinds = self.values.get("layer_types")
+        if kinds is None:
+            return tuple(map(default, range(layers)))
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
+            self.errors.append(
+                f"layer_types is {_short(kinds)}, supported are {SLIDING!r} and {FULL!r}, for {layers} layers"
+            )
+            return (False,) * layers
+        return tuple(kind == SLIDING for kind in kinds)
 
     def multiple(self, name: str, value: int, parts: str, count: int) -> None:
         """Checks that a size can be divided into so many parts, where both are sizes."""
