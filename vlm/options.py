@@ -11,7 +11,7 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any
 
 from vlm.errors import InputError
-from vlm.ranges import Allowed, Range
+from vlm.ranges import Allowed, OfType, Range
 
 KEY = "option"  # in a field's metadata
 
@@ -121,6 +121,43 @@ def check_limits(config: Any, *, flags: bool = False) -> None:
     """Raises InputError for the first value of a dataclass that its option does not take."""
     for error in errors_of(config, flags=flags):
         raise InputError(f"{error}.")
+
+
+def check_types(config: type, values: Mapping[str, Any]) -> None:
+    """Raises InputError for the first value that is not of its field's type. `values`: by the names of a dataclass's
+    options."""
+    types = _types(config)
+    for name, value in values.items():
+        if error := types[name].error(value):
+            raise InputError(f"{name} is {_short(value)}; {error}.")
+
+
+def converted(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a dataclass's options, by their names, in the form that their fields have. InputError for
+    one that cannot have it."""
+    options, found = options_of(config), {}
+    for name, value in values.items():
+        try:
+            found[name] = (options[name].convert or to_tuples)(value)
+        except (ArithmeticError, AttributeError, TypeError, ValueError):
+            raise InputError(f"{name} is {_short(value)}; it must be {_types(config)[name]}.") from None
+    check_types(config, found)
+    return found
+
+
+def to_tuples(value: Any) -> Any:
+    """Returns lists as tuples, at every depth."""
+    return tuple(to_tuples(part) for part in value) if isinstance(value, list | tuple) else value
+
+
+def _short(value: Any) -> str:
+    return text if len(text := repr(value)) <= 60 else f"{text[:60]}…"
+
+
+@functools.cache
+def _types(config: type) -> Mapping[str, OfType]:
+    hints = typing.get_type_hints(config)
+    return MappingProxyType({name: OfType(hints[name]) for name in options_of(config)})
 
 
 def check_each(config: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass
 from math import inf
+from numbers import Integral, Real
+from types import NoneType, UnionType
 from typing import Any, Protocol
 
 from vlm.errors import listed
@@ -55,6 +58,55 @@ class Choice:
 
     def __str__(self) -> str:
         return ", ".join(str(value).lower() for value in self.values)
+
+
+@dataclass(frozen=True)
+class OfType:
+    """Values of a type, as a field of a configuration is annotated; whole numbers are numbers, too."""
+
+    hint: Any
+
+    def error(self, value: Any) -> str | None:
+        """Returns what is allowed where a value is of another type."""
+        return None if _is_of_type(value, self.hint) else f"it must be {self}"
+
+    def __str__(self) -> str:
+        return " or ".join(_WORDS.get(kind) or f"a list of {_plural(kind)}" for kind in _kinds(self.hint))
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+_CLASSES = {int: Integral, float: Real, str: str}
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """Returns the types that a hint names, None aside."""
+    return [kind for kind in (typing.get_args(hint) if isinstance(hint, UnionType) else [hint]) if kind is not NoneType]
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+    if value is None:
+        return isinstance(hint, UnionType) and NoneType in typing.get_args(hint)
+    return any(_is_of_kind(value, kind) for kind in _kinds(hint))
+
+
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    if kind is bool:  # files say 0 and 1, too
+        return isinstance(value, Integral) and value in (0, 1)
+    if (of := _CLASSES.get(kind)) is not None:
+        return isinstance(value, of) and not isinstance(value, bool)
+    parts = typing.get_args(kind)
+    if not isinstance(value, tuple):
+        return False
+    parts = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+    return len(parts) == len(value) and all(map(_is_of_type, value, parts))
+
+
+def _plural(kind: Any) -> str:
+    """Returns what a tuple's values are called, which is a pair where there are two of them."""
+    first, last = typing.get_args(kind)
+    if last is not Ellipsis:
+        return "two numbers"
+    return _WORDS[first].removeprefix("a ") + "s" if first in _WORDS else "lists"
 
 
 def _number(value: float) -> str:

@@ -22,8 +22,7 @@ TEMPLATE = (
 
 def is_lighton(config: Mapping[str, Any]) -> bool:
     """Knows the first folders, too, which name Mistral 3's model_type and a class of LightOn's."""
-    names = config.get("architectures") or []
-    return config.get("model_type") == "lighton_ocr" or any("LightOnOCR" in str(name) for name in names)
+    return config.get("model_type") == "lighton_ocr" or "LightOnOCR" in str(config.get("architectures"))
 
 
 def _settings(image_size: tuple[int, int]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
         cross_every=queries.size("cross_attention_frequency", 2),
         activation=queries.choice("hidden_act", ACTIVATIONS, default="gelu"),
         norm_eps=queries.get("layer_norm_eps", 1e-12),
-        image_token_id=fields.get("image_token_index", None),
+        image_token_id=fields.token_id("image_token_index", None),
     )
     queries.multiple("hidden_size", config.width, "num_attention_heads", config.num_heads)
     fields.errors += queries.errors

@@ -10,7 +10,7 @@ from typing import Any
 from visual_engines.families.florence2_layout import is_remote
 from visual_engines.layers import ACTIVATIONS
 from vlm.config import VisionConfig
-from vlm.convert.config_reader import ConfigReader
+from vlm.convert.config_reader import ConfigReader, token_id
 
 PUBLISHED_SIZE = (768, 768)  # of images: the processor's, no config.json says it
 # what both read; the class's defaults are base's shapes, Microsoft's are large's
@@ -77,7 +77,7 @@ def parse(hf: dict[str, Any]) -> FlorenceVisionConfig:
         mlp_ratio=fields.get("mlp_ratio", 4.0),
         qkv_bias=bool(fields.get("qkv_bias", True)),
         activation=fields.choice("activation_function", ACTIVATIONS, default="gelu"),
-        image_token_id=None if remote else hf.get("image_token_id", 51289),
+        image_token_id=None if remote else token_id(hf, "image_token_id", 51289),
     )
     fields.errors += _contradictions(config, text.get("d_model", 1024))
     fields.raise_errors()

@@ -65,7 +65,7 @@ def parse(hf: dict[str, Any]) -> Idefics3VisionConfig:
         tower=tower,
         scale_factor=scale,
         text_width=text.get("hidden_size", 4096),
-        image_token_id=fields.get("image_token_id", 128257),
+        image_token_id=fields.token_id("image_token_id", 128257),
     )
 
 

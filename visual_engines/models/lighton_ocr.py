@@ -58,7 +58,7 @@ def parse(hf: dict[str, Any]) -> LightOnVisionConfig:
         tower=tower,
         text_width=text.get("hidden_size", 4096),
         norm_eps=text.get("rms_norm_eps", 1e-6),
-        image_token_id=fields.get("image_token_id", 151655),
+        image_token_id=fields.token_id("image_token_id", 151655),
     )
     fields.raise_errors()
     return config

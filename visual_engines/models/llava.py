@@ -60,7 +60,7 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
         activation=fields.choice("projector_hidden_act", ACTIVATIONS, default="gelu"),
         bias=bool(fields.get("multimodal_projector_bias", True)),
         whole=strategy == "full",
-        image_token_id=fields.get("image_token_index", 32000),
+        image_token_id=fields.token_id("image_token_index", 32000),
     )
     fields.raise_errors()
     return config

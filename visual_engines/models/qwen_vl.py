@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visual_engines.layers import ACTIVATIONS, GridRotary, Mlp
-from vlm.convert.config_reader import ConfigReader
+from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Fuse, Rename
 from vlm.layers.attention import EncoderAttention
 from vlm.layers.context import ModelContext
@@ -96,7 +96,7 @@ def parse(hf: dict[str, Any]) -> QwenVisionConfig:
         num_layers=fields.size("depth", 32),
         num_heads=heads,
         theta=float(rope.get("rope_theta") or 10000.0),
-        image_token_id=hf.get("image_token_id", 151655),
+        image_token_id=token_id(hf, "image_token_id", 151655),
         **(_second(fields) if second else _first(fields, width)),
     )
     fields.multiple("hidden_size" if second else "embed_dim", width, "4 · num_heads", 4 * heads)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlm.errors import ConfigError
+
 # what transformers' GenerationConfig reads and what may change the tokens; its other fields are about caches, speed
 # and what `generate` returns
 FIELDS = frozenset(
@@ -18,6 +20,7 @@ FIELDS = frozenset(
     remove_invalid_values renormalize_logits repetition_penalty sequence_bias stop_strings suppress_tokens temperature
     token_healing top_h top_k top_p typical_p watermarking_config""".split()
 )
+TOKEN_IDS = tuple(sorted(name for name in FIELDS if name.endswith("_token_id")))
 NESTED = ("decoder", "generator", "text_config")  # the first that is there speaks where the outer one does not
 
 
@@ -35,11 +38,27 @@ def standing_alone(defaults: dict[str, Any]) -> dict[str, Any]:
     start = defaults.get("decoder_start_token_id")
     start = defaults.get("bos_token_id") if start is None else start
     if isinstance(start, list):  # one for each input of a batch
-        start = start[0]
+        start = start[0] if start else None
     return defaults | {"eos_token_id": defaults.get("eos_token_id"), "decoder_start_token_id": start}
 
 
+def is_token_id(value: Any) -> bool:
+    """Says whether a value may name a token: ids have 32 bits, and -1 stands for none."""
+    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**31
+
+
+def check_token_ids(name: str, value: Any) -> None:
+    """Raises ConfigError for a setting that is no token's id, nor a list of them, nor none."""
+    if value is not None and not all(map(is_token_id, value if isinstance(value, list) else [value])):
+        raise ConfigError(
+            f"the configuration's {name} is {str(value)[:100]!r}; it must be a token's id or a list of them: fetch the model again."
+        )
+
+
 def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are read; ConfigError for tokens that are none."""
+    for name in TOKEN_IDS:
+        check_token_ids(name, values.get(name))
     return {name: value for name, value in values.items() if name in FIELDS and value is not None}
 
 

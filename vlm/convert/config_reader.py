@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from vlm.artifacts.generation_config import check_token_ids, is_token_id
 from vlm.errors import ConfigError, listed
 
 REQUIRED = object()
@@ -32,12 +33,16 @@ class ConfigReader:
         self.choice("per_layer_config", [None])
 
     def get(self, name: str, default: Any = REQUIRED) -> Any:
-        """Returns a key's value; absent, it has `default`."""
+        """Returns a key's value; absent, it has `default`. Where that is a float, another value must be a number; where
+        it is a count or a list, one of these."""
         value = self.values.get(name, default)
         if value is REQUIRED:
             self.errors.append(f"{name} is missing")
         elif value is None and default is not None:
             self.errors.append(f"{name} is null")
+        elif kind := _other_kind(value, default):
+            self.errors.append(f"{name} is {_short(value)}, it must be {kind}")
+            return default
         return value
 
     def size(self, name: str, default: Any = REQUIRED) -> int:
@@ -56,6 +61,13 @@ class ConfigReader:
         value = self.values.get(name, default)
         if value not in (choices := list(allowed)):
             self.errors.append(f"{name} is {_short(value)}, supported is {listed(map(repr, choices))}")
+        return value
+
+    def token_id(self, name: str, default: int | None) -> int | None:
+        """Returns the value of a key that names a token; absent, it has `default`."""
+        value = self.get(name, default)
+        if value is not None and not is_token_id(value):
+            self.errors.append(f"{name} is {_short(value)}, it must be a token's id")
         return value
 
     def activation(self, name: str, default: str) -> str:
@@ -87,14 +99,25 @@ class ConfigReader:
             raise ConfigError(f"this {self.what} configuration cannot be run exactly: {listed(self.errors)}.")
 
 
+def _other_kind(value: Any, default: Any) -> str | None:
+    """Returns what a value must be where it is not of its default's kind; None where it is, or any will do."""
+    if isinstance(default, bool) or not isinstance(default, int | float | list | tuple):
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, float):
+        return None if is_number else "a number"
+    return None if is_number or isinstance(value, list | tuple) else "a number or a list"
+
+
 def _short(value: Any, limit: int = 100) -> str:
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def token_id(values: dict[str, Any], name: str, default: int) -> int:
-    """Returns a token id of a configuration; the first where it lists several."""
+    """Returns a token id of a configuration; the first where it lists several. ConfigError for a value that is none."""
     value = values.get(name)
+    check_token_ids(name, value)
     if isinstance(value, list):
         value = value[0] if value else None
     return default if value is None else value

@@ -180,7 +180,7 @@ class BatchState:
         if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
             for sequence in sequences:
                 slots = torch.tensor(sequence.slots).to(self.device, non_blocking=True)
-                self.penalties.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
+                self.penalties.input_repetition[slots] = float(sequence.request.params.encoder_repetition_penalty)
         most, there = max(map(len, stop_ids)), self.slots.stop_ids
         if most > there.shape[1]:
             larger = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)

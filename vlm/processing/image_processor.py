@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # where a folder keeps its settings and in which part; Hugging Face prefers what processor_config.json nests
 PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
 
-
+# what transformers' classes and torch raise for settings that are none
+UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 NO_QUESTION = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
 
 
@@ -63,8 +64,9 @@ class ImageProcessor:
             )
         try:
             return cls(spec, settings, path.parent)
-        except (TypeError, ValueError) as error:
-            raise EngineError(f"{path} does not fit {kind}: {error}".rstrip(".") + ".") from None
+        except UNFIT as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise EngineError(f"{path} does not fit {kind}: {reason}.") from None
 
     @classmethod
     def default(cls, spec: ImageProcessorSpec, image_size: tuple[int, int]) -> ImageProcessor:

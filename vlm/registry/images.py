@@ -20,6 +20,7 @@ Settings = Mapping[str, Any]  # of a preprocessor_config.json
 
 # of a preprocessor_config.json, what the classes of transformers do not take
 NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
+COLORS = 3
 SLIMMEST = 64  # longest side over shortest
 LONGEST_SLIVER = 2**14  # pixels: padded, it has 4 million
 LAST_BITS = 2e-6  # by which pixel values may differ whose additions and products were made in another order
@@ -74,13 +75,24 @@ def fused_normalization(
     *, do_rescale: Any, rescale_factor: Any, do_normalize: Any, image_mean: Any, image_std: Any
 ) -> Normalization | None:
     """Returns the normalization that settings of transformers' make their rescaling and normalizing; None where they
-    do one alone, or neither."""
+    do one alone, or neither. ValueError for settings that are no numbers."""
     if not (do_rescale and do_normalize):
         return None
     import torch
 
+    if not all(map(_is_color, (image_mean, image_std, rescale_factor))):
+        raise ValueError(
+            f"image_mean {image_mean}, image_std {image_std} and rescale_factor {rescale_factor} must be numbers, or"
+            " one a color"
+        )
     mean, std = ((torch.tensor(each) * (1.0 / rescale_factor)).reshape(-1) for each in (image_mean, image_std))
     return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _is_color(value: Any) -> bool:
+    """Says whether a setting is a number, or one for each color."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return 1 <= len(parts) <= COLORS and all(isinstance(part, int | float) for part in parts)
 
 
 def _agree(levels: Transform, values: Transform) -> bool:

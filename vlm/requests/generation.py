@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm.errors import InputError, listed
-from vlm.options import options_of
+from vlm.options import converted, options_of
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sampling_values import to_strings, to_tuples
 
 SAMPLED = {"temperature": 1.0, "top_k": 50}  # Hugging Face's own where a model samples and does not say
 # what is not done -> the values that ask for nothing
@@ -59,7 +58,11 @@ def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) ->
 
 def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
     """Returns the fields that a generation_config.json sets, of a draw or others."""
-    return {name: generation[key] for name, key in model_keys(drawn).items() if generation.get(key) is not None}
+    settings = {name: generation[key] for name, key in model_keys(drawn).items() if generation.get(key) is not None}
+    try:
+        return converted(SamplingParams, settings)
+    except InputError as error:
+        raise InputError(f"the model's own generation settings cannot be used: {error}") from None
 
 
 def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
@@ -78,7 +81,6 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
     check_options(request)
     do_sample, settings = request.get("do_sample"), _renamed(request)
     defaults = model_defaults(generation, do_sample)
-    settings = {name: value for name, value in settings.items() if value is not None or name not in defaults}
     _settle_choice(defaults, settings, generation, do_sample=do_sample)
     _settle_lengths(defaults, settings)
     values = {**defaults, **settings}
@@ -86,18 +88,20 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
         values["temperature"] = 0.0
     if values.get("loop_detection") is None:
         values["loop_detection"] = loop_detection and values.get("num_beams", 1) == 1
-    options = options_of(SamplingParams)
-    return SamplingParams(**{name: (options[name].convert or to_tuples)(value) for name, value in values.items()})
+    return SamplingParams(**values)
 
 
 def _renamed(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a request's settings with the names of Hugging Face's generate as ours."""
-    settings = {name: value for name, value in request.items() if name not in OTHER_NAMES}
-    if request.get("stop_strings") is not None:
-        settings["stop"] = (*to_strings(settings.get("stop") or ()), *to_strings(request["stop_strings"]))
+    """Returns the settings that a request has, with the names of Hugging Face's generate as ours."""
+    said = {name: value for name, value in request.items() if name not in OTHER_NAMES and value is not None}
+    settings = converted(SamplingParams, said)
+    if (words := request.get("stop_strings")) is not None:
+        words = converted(SamplingParams, {"stop": words})["stop"]
+        settings["stop"] = (*settings.get("stop", ()), *words)
     if (ends := request.get("eos_token_id")) is not None:
-        ends = tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-        settings |= {"stop_token_ids": (*(settings.get("stop_token_ids") or ()), *ends), "ignore_eos": True}
+        ends = converted(SamplingParams, {"stop_token_ids": ends if isinstance(ends, list | tuple) else [ends]})
+        ids = (*settings.get("stop_token_ids", ()), *ends["stop_token_ids"])
+        settings |= {"stop_token_ids": ids, "ignore_eos": True}
     return settings
 
 

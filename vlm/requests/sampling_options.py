@@ -122,9 +122,11 @@ class SamplingOptions:
         check=values.check_logit_bias, convert=values.to_logit_bias, openai=Offer(),
     )  # fmt: skip
     allowed_token_ids: tuple[int, ...] = token((), "The id of a token that may come; no others do.", openai=Offer())
-    suppress_tokens: tuple[int, ...] = token((), "The id of a token that never comes.", model_key="suppress_tokens")
+    suppress_tokens: tuple[int, ...] = token(
+        (), "The id of a token that never comes.", check=values.check_ids, model_key="suppress_tokens"
+    )
     begin_suppress_tokens: tuple[int, ...] = token(
-        (), "The id of one that does not come first.", model_key="begin_suppress_tokens"
+        (), "The id of one that does not come first.", check=values.check_ids, model_key="begin_suppress_tokens"
     )
     exponential_decay_length_penalty: tuple[int, float] | None = length(
         None, "(n, factor): after n tokens ends get likelier by the factor with each one.", cli=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vlm.errors import InputError
@@ -38,11 +39,6 @@ def read_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
 
 
 # --- forms that callers give ---
-def to_tuples(value: Any) -> Any:
-    """Returns lists as tuples, at every depth."""
-    return tuple(to_tuples(part) for part in value) if isinstance(value, list | tuple) else value
-
-
 def to_strings(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Returns one string or several as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
@@ -80,14 +76,26 @@ def to_seed(value: int) -> int:
 # --- what is refused ---
 def check_stop(words: tuple[str, ...]) -> None:
     """Raises InputError for stop strings of which one is empty or too long."""
-    check_stop_ids(words)
+    _check_full(words)
     _check_short(words)
 
 
-def check_stop_ids(words: tuple[Any, ...]) -> None:
+def _check_full(words: tuple[Any, ...]) -> None:
     """Raises InputError for stop words of which one is empty."""
     if not all(words):
         raise InputError("a stop string or word is empty; leave it out.")
+
+
+def check_stop_ids(words: tuple[tuple[int, ...], ...]) -> None:
+    """Raises InputError for stop words of which one is empty, or has a token that no vocabulary has."""
+    _check_full(words)
+    check_ids([token for word in words for token in word])
+
+
+def check_ids(tokens: Sequence[int]) -> None:
+    """Raises InputError for a token that no vocabulary has: ids have 32 bits."""
+    if wide := [token for token in tokens if not -(2**31) <= token < 2**31]:
+        raise InputError(f"the token id {wide[0]} is that of no vocabulary; leave it out.")
 
 
 def check_bad_words(words: tuple[str, ...]) -> None:
