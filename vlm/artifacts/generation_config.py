@@ -51,7 +51,8 @@ def check_token_ids(name: str, value: Any) -> None:
     """Raises ConfigError for a setting that is no token's id, nor a list of them, nor none."""
     if value is not None and not all(map(is_token_id, value if isinstance(value, list) else [value])):
         raise ConfigError(
-            f"the configuration's {name} is {str(value)[:100]!r}; it must be a token's id or a list of them: fetch the model again."
+            f"the configuration's {name} is {str(value)[:100]!r}; it must be a token's id or a list of them:"
+            " fetch the model again."
         )
 
 
