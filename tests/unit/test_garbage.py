@@ -35,3 +35,20 @@ def test_a_model_that_was_exempt_is_collected_once_it_is_unloaded(unfrozen):
     assert gone() is not None, "it refers to itself"
     garbage.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_imports_are_not_gone_through_and_what_they_made_is_exempt(unfrozen, was_on):
+    gc.unfreeze()
+    try:
+        if not was_on:
+            gc.disable()
+        with pytest.raises(ImportError), garbage.importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == was_on and gc.get_freeze_count() == 0
+        with garbage.importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() == was_on and gc.get_freeze_count() > 10_000
+    finally:
+        gc.enable()
