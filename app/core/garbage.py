@@ -20,7 +20,7 @@ def importing() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        exempt()
+        gc.freeze()
     finally:
         if was_on:
             gc.enable()

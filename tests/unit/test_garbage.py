@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from vlm_app.core import garbage
+from vlm_app.core.garbage import collect, exempt, importing
 
 
 class Node:
@@ -22,18 +22,18 @@ def unfrozen():
 
 
 def test_what_was_there_is_not_gone_through_again(unfrozen):
-    garbage.exempt()
+    exempt()
     assert gc.get_freeze_count() > 10_000 and len(gc.get_objects()) < gc.get_freeze_count()
 
 
 def test_a_model_that_was_exempt_is_collected_once_it_is_unloaded(unfrozen):
     node = Node()
     gone = weakref.ref(node)
-    garbage.exempt()
+    exempt()
     del node
     gc.collect()
     assert gone() is not None, "it refers to itself"
-    garbage.collect()
+    collect()
     assert gone() is None
 
 
@@ -43,11 +43,11 @@ def test_imports_are_not_gone_through_and_what_they_made_is_exempt(unfrozen, was
     try:
         if not was_on:
             gc.disable()
-        with pytest.raises(ImportError), garbage.importing():
+        with pytest.raises(ImportError), importing():
             assert not gc.isenabled()
             raise ImportError
         assert gc.isenabled() == was_on and gc.get_freeze_count() == 0
-        with garbage.importing():
+        with importing():
             assert not gc.isenabled()
         assert gc.isenabled() == was_on and gc.get_freeze_count() > 10_000
     finally:
