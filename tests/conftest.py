@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,13 @@ GPU = Path(__file__).parent / "gpu"
 # what tests run is small: several threads take longer than one, and beside other work much longer
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 MOST_PROCESSES = 4  # each holds the models that its tests load
+
+
+def pytest_configure() -> None:
+    """Lets SIGINT end the processes that tests start: where a run is in the background of a shell it is ignored, by
+    them, too, and who waits for their end would wait for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
