@@ -2,17 +2,27 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vlm.backends.threads import usable_cpus
+from vlm_app.core import garbage
 
 GPU = Path(__file__).parent / "gpu"
 
 # what tests run is small: several threads take longer than one, and beside other work much longer
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 MOST_PROCESSES = 4  # each holds the models that its tests load
+
+
+def pytest_configure() -> None:
+    """Lets SIGINT end the processes that tests start: where a run is in the background of a shell it is ignored, by
+    them, too, and who waits for their end would wait for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,12 +43,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "gpu" and other else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Imports all modules of tests, of which nothing is garbage, without going through them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def frozen_imports() -> None:
-    """Takes what is imported by now out of the garbage collector's sight: it would go through all of torch and
-    transformers, half a second each time that an engine is closed."""
+def frozen_imports() -> Iterator[None]:
+    """Takes what is imported by now out of the garbage collector's sight, and nothing later: it would go through all of
+    torch and transformers, up to a second each time that an engine is closed or a benchmark frees memory."""
     gc.collect()
     gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(garbage, "exempt", lambda: None)
+        patch.setattr(garbage, "collect", gc.collect)
+        yield
 
 
 def pytest_unconfigure() -> None:

@@ -15,6 +15,7 @@ from vlm.errors import InputError
 from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.groups import LOADING, Group, takes
+from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.watchdog import Watchdog
 from vlm_app.demo.config import DemoConfig
@@ -51,6 +52,8 @@ def demo(
     """
     config = config.on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
+    if config.media.workers:
+        start_early(names, config.media.preload)
     serve_page = _serve_page()
     room = decoding.ROOM_FOR_ANOTHER if len(names) > 1 else {}
     pipelines = {name: decoding.load(name, options, **room) for name in names}

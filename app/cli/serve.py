@@ -13,6 +13,8 @@ from vlm.errors import InputError, listed
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.options.groups import SERVING, Group, takes
+from vlm_app.core import garbage
+from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import ReplicaConfig
@@ -56,8 +58,6 @@ def serve(
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
     """
-    if config.grpc_port is not None:
-        _check_grpc()
     names = dict(_named(model) for model in models or ())
     if len(names) < len(models or ()):
         raise InputError("two models have one name; give them as NAME=MODEL.")
@@ -70,6 +70,10 @@ def serve(
         )
     if placing.ray and config.model_control:
         raise InputError("--model-control changes one replica of Ray's, not the others; leave one of the two out.")
+    if config.media.workers and not model_repository and not placing.has_replicas:  # which start their own
+        start_early(names.values(), config.media.preload)
+    if config.grpc_port is not None:
+        _check_grpc()
     _check_packages("vlm_app.server.replicas.run" if placing.has_replicas else "vlm_app.server.run")
     from vlm_app.server.repository.served_models import ServedModels
 
@@ -158,6 +162,7 @@ def _check_grpc() -> None:
 def _check_packages(module: str) -> None:
     """Raises InputError where a package is not there that this module needs."""
     try:
-        importlib.import_module(module)
+        with garbage.importing():
+            importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"vlm serve needs the package {error.name}: pip install 'vlm-runtime[serve]'.") from None

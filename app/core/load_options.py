@@ -110,10 +110,10 @@ class LoadOptions:
 
     def load(self, model: str | Path, progress: Progress | None = None, **defaults: Any) -> Pipeline:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""
-        import vlm
-
         if self._backend(model) == "torch":
             start_context(self.device)
+        with garbage.importing():
+            import vlm.api.pipeline
         fields = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
         pipeline = vlm.load(model, progress=progress, **fields, **self.build)
         garbage.exempt()

@@ -17,9 +17,8 @@ FIGURES = {"model", "out", "format", "quantization", "quantization_options", "by
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, cache_of_module):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 
 from vlm.registry import catalogs
 
+SLOW = pytest.mark.slow
 CASES: dict[str, set[str]] = {}  # family -> the names of its cases
 
 
@@ -36,6 +37,22 @@ def parity(cases: Mapping[str, Mapping[str, Any]]) -> list[Any]:
 def flat(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns cases by name, whatever their family."""
     return {name: make for named in cases.values() for name, make in named.items()}
+
+
+def mostly_slow(cases: Mapping[str, Any], quick: Collection[str]) -> list[Any]:
+    """Takes cases by name -> the parameters of a test: those of `quick` are in the default run, the others, which go
+    the same ways, in the long one."""
+    return [pytest.param(case, id=name, marks=() if name in quick else SLOW) for name, case in cases.items()]
+
+
+def combined(names: Iterable[str], values: Mapping[str, Any], always: Collection[str], quick: Collection[str]) -> list:
+    """Returns the parameters of a test that is given each name with each value: the default run has those values that
+    are `always` tried, and all of the names that are `quick`."""
+    return [
+        pytest.param(name, value, id=f"{name}-{key}", marks=() if key in always or name in quick else SLOW)
+        for name in names
+        for key, value in values.items()
+    ]
 
 
 def families_without_case() -> list[str]:

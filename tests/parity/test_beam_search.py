@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from tests import tiny
 from tests.engines import engine_dir
+from tests.parity.cases import combined
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 
@@ -66,20 +69,33 @@ class Words(StoppingCriteria):
         return torch.tensor([any(ends_with(row, word) for word in self.words) for row in rows])
 
 
-@pytest.fixture(scope="module", params=["t5", "bart", "mbart", "m2m100", "marian", "pegasus", "t5gemma"])
-def subject(request, tmp_path_factory):
-    make = {
-        "t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
-        "bart": lambda: tiny.bart(seed=5),
-        "mbart": lambda: tiny.bart(seed=3, multilingual=True),
-        "m2m100": lambda: tiny.m2m100(seed=5),
-        "marian": lambda: tiny.marian(spread=0.25, logits_bias=True),
-        "pegasus": lambda: tiny.pegasus(logits_bias=True),
-        "t5gemma": lambda: tiny.t5gemma(seed=4, spread=0.6),
-    }
-    model = make[request.param]()
-    engine = engine_dir(model, tmp_path_factory.mktemp("beams"), max_batch_size=16)
-    return model, engine, tiny.texts(model, LENGTHS, seed=4)
+SUBJECTS = {
+    "t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
+    "bart": lambda: tiny.bart(seed=5),
+    "mbart": lambda: tiny.bart(seed=3, multilingual=True),
+    "m2m100": lambda: tiny.m2m100(seed=5),
+    "marian": lambda: tiny.marian(spread=0.25, logits_bias=True),
+    "pegasus": lambda: tiny.pegasus(logits_bias=True),
+    "t5gemma": lambda: tiny.t5gemma(seed=4, spread=0.6),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Gives a model, its engine and texts, made once."""
+
+    @functools.cache
+    def subject(name: str):
+        model = SUBJECTS[name]()
+        engine = engine_dir(model, tmp_path_factory.mktemp("beams"), max_batch_size=16)
+        return model, engine, tiny.texts(model, LENGTHS, seed=4)
+
+    return subject
+
+
+@pytest.fixture(params=SUBJECTS)
+def subject(request, made):
+    return made(request.param)
 
 
 def check(outputs, want) -> None:
@@ -105,9 +121,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_hypotheses_and_scores(subject, settings):
-    model, engine, texts = subject
+OF_ALL = ("width 4", "width 5, early", "long is better", "penalty and forced ends")
+SEARCHES = combined(SUBJECTS, SETTINGS, always=OF_ALL, quick=("t5", "mbart", "t5gemma"))
+
+
+@pytest.mark.parametrize(("name", "settings"), SEARCHES)
+def test_hypotheses_and_scores(made, name, settings):
+    model, engine, texts = made(name)
     if "forced_eos_token_id" in settings:
         settings = settings | {"forced_eos_token_id": model.config.eos_token_id}
     want = hf_searches(model, texts, **settings)

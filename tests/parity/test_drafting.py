@@ -48,6 +48,12 @@ def engine(request, tmp_path_factory) -> EngineDir:
     return engine_dir(MODELS[request.param](), folder, max_batch_size=20, max_seq_len=MAX_SEQ_LEN)
 
 
+@pytest.fixture(scope="module")
+def expected(engine) -> list[Completion]:
+    """What the settings come to without drafts."""
+    return outcomes(load(engine, 0, burst=4))
+
+
 @pytest.fixture(autouse=True)
 def always_drafts(monkeypatch):
     """All steps draft that may: what pays is another question."""
@@ -112,9 +118,8 @@ def check(found: list, expected: list) -> None:
     ],
     ids=str,
 )
-def test_tokens_are_those_without_drafts(engine, drafts, runtime):
+def test_tokens_are_those_without_drafts(engine, expected, drafts, runtime):
     """In one ragged batch, and as requests come one after the other."""
-    expected = outcomes(load(engine, 0, burst=4))
     at_once, trickling = outcomes(load(engine, drafts, **runtime)), outcomes(load(engine, drafts, **runtime), 2)
     check(at_once, expected)
     check(trickling, expected)
@@ -124,9 +129,8 @@ def test_tokens_are_those_without_drafts(engine, drafts, runtime):
             assert completion.num_drafted == 0
 
 
-def test_preempted_sequences_go_on(engine):
+def test_preempted_sequences_go_on(engine, expected):
     """Too few blocks for all: what was drafted is recomputed with the rest, and its beginning may be another's."""
-    expected = outcomes(load(engine, 0, burst=4))
     few, cross = 5 * MAX_SEQ_LEN // 8, 20 * -(-engine.limits.max_encoder_input_len // 4)
     share = {"max_kv_blocks": few + cross, "cross_kv_cache_fraction": max(0.01, (cross + 0.5) / (few + cross))}
     found = outcomes(load(engine, 3, burst=4, block_size=4, **share))

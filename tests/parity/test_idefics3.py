@@ -11,7 +11,8 @@ import torch
 from tests import idefics3_kit, tiny
 from tests.engines import engine_dir
 from tests.image_parity_kit import CONTENTS, READ, asked, check_log_probabilities, check_mixed_batches, cpu, image_part
-from tests.parity.cases import parity
+from tests.parity.cases import Case as ParityCase
+from tests.parity.cases import flat, mostly_slow, parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ MODELS = {
             seed=2, tower=LEFT_OVER, text={"max_position_embeddings": 512}, scale_factor=5),
     },
 }  # fmt: skip
+ONE = mostly_slow({name: ParityCase("idefics3", make) for name, make in flat(MODELS).items()}, ("idefics3",))
 # (down, across) of tiles: upright, wide, not cut, one column, two rows
 GRIDS = ((3, 2), (1, 3), (0, 0), (2, 1), (0, 0))
 
@@ -143,6 +145,7 @@ def test_ranks(case, split):
     assert [out.token_ids for out in found] == [out.token_ids for out in ask(alone)]
 
 
+@pytest.mark.parametrize("case", ONE, indirect=True)
 def test_onnx_runtime_encodes_tiles(case):
     """One graph of tiles reads images of any grid."""
     folder = case.engine.path.parent / "onnx"

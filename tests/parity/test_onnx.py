@@ -11,7 +11,7 @@ from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_decoders as decoders
 from tests.parity import test_vision_language as seeing
-from tests.parity.cases import flat
+from tests.parity.cases import flat, mostly_slow
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
@@ -31,7 +31,6 @@ TEXTS = {
     "marian": lambda: tiny.marian(logits_bias=True),
     "pegasus": lambda: tiny.pegasus(logits_bias=True),
 }
-SLOW = pytest.mark.slow
 
 
 def cpu(**options) -> RuntimeConfig:
@@ -40,11 +39,6 @@ def cpu(**options) -> RuntimeConfig:
 
 def compiled(model, folder, **limits):
     return engine_dir(model, folder, backend="onnxruntime", **limits)
-
-
-def mostly_slow(cases, quick):
-    """The quick ones in the default run, the others in the long one."""
-    return [pytest.param(make, id=name, marks=[] if name in quick else SLOW) for name, make in cases.items()]
 
 
 def test_attention_that_graphs_cannot_express(tmp_path):

@@ -3,6 +3,7 @@ stages and the way of choosing."""
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
 from tests.families import MODELS, inputs_of
+from tests.parity.cases import combined
 from tests.parity.test_vila import Vila
 from tests.rank_cases import (
     CPU,
@@ -56,18 +58,26 @@ def check_all_ways(engine: EngineDir, **sizes: int) -> None:
     check_equal(with_followers(split, CPU, all_ways), all_ways(Pipeline(engine, CPU)))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def engine(request, tmp_path_factory):
-    return engine_dir(FAMILIES[request.param](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
-
-
 @pytest.fixture(scope="module")
-def expected(engine):
-    return all_ways(Pipeline(engine, CPU))
+def whole(tmp_path_factory):
+    """Gives a family's engine of one process and its outputs, made once."""
+
+    @functools.cache
+    def made(name: str) -> tuple[EngineDir, list[tuple]]:
+        engine = engine_dir(FAMILIES[name](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
+        return engine, all_ways(Pipeline(engine, CPU))
+
+    return made
 
 
-@pytest.mark.parametrize("tp_size", [1, 2])
-def test_the_tokens_are_those_of_one_process(engine, expected, tp_size):
+# stages of two ranks: relative positions, scaled embeddings, shared heads of keys, projected embeddings, towers
+OF_TWO_RANKS = ("t5", "mbart", "llama", "starcoder", "opt-350m", "florence2", "vila")
+SIZES = combined(FAMILIES, {"1": 1, "2": 2}, always=("1",), quick=OF_TWO_RANKS)
+
+
+@pytest.mark.parametrize(("name", "tp_size"), SIZES)
+def test_the_tokens_are_those_of_one_process(whole, name, tp_size):
+    engine, expected = whole(name)
     split = rebuilt(engine, max_batch_size=8, tp_size=tp_size, pp_size=2)
     check_equal(with_followers(split, CPU, all_ways), expected)
 

@@ -4,6 +4,7 @@ choosing."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
 from tests.families import MODELS
+from tests.parity.cases import combined
 from tests.rank_cases import (
     CPU,
     FEW_BLOCKS,
@@ -25,6 +27,7 @@ from tests.rank_cases import (
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig
@@ -35,18 +38,26 @@ from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry.catalogs import configs_of
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def engine(request, tmp_path_factory):
-    return engine_dir(MODELS[request.param](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
-
-
 @pytest.fixture(scope="module")
-def expected(engine):
-    return all_ways(Pipeline(engine, CPU))
+def whole(tmp_path_factory):
+    """Gives a family's engine of one process and its outputs, made once."""
+
+    @functools.cache
+    def made(name: str) -> tuple[EngineDir, list[tuple]]:
+        engine = engine_dir(MODELS[name](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
+        return engine, all_ways(Pipeline(engine, CPU))
+
+    return made
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_tokens_are_those_of_one_process(engine, expected, size):
+# one rank a head of queries, whose heads of keys are some of them, one, or as many; towers beside decoders
+FOUR_RANKS = ("nougat", "t5", "bart", "llama", "qwen3", "starcoder", "blip2-t5")
+SIZES = combined(MODELS, {"2": 2, "3": 3, "4": 4}, always=("2", "3"), quick=FOUR_RANKS)
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES)
+def test_the_tokens_are_those_of_one_process(whole, name, size):
+    engine, expected = whole(name)
     if size == 3 and (heads := configs_of(engine)["decoder"].num_kv_heads) < 3:
         with pytest.raises(ConfigError, match=f"4 heads of queries and {heads} of keys cannot be split among 3 ranks"):
             rebuilt(engine, tp_size=size)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from vlm_app.core import garbage
+from vlm_app.core.garbage import collect, exempt, importing
 
 
 class Node:
@@ -22,16 +22,33 @@ def unfrozen():
 
 
 def test_what_was_there_is_not_gone_through_again(unfrozen):
-    garbage.exempt()
+    exempt()
     assert gc.get_freeze_count() > 10_000 and len(gc.get_objects()) < gc.get_freeze_count()
 
 
 def test_a_model_that_was_exempt_is_collected_once_it_is_unloaded(unfrozen):
     node = Node()
     gone = weakref.ref(node)
-    garbage.exempt()
+    exempt()
     del node
     gc.collect()
     assert gone() is not None, "it refers to itself"
-    garbage.collect()
+    collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_imports_are_not_gone_through_and_what_they_made_is_exempt(unfrozen, was_on):
+    gc.unfreeze()
+    try:
+        if not was_on:
+            gc.disable()
+        with pytest.raises(ImportError), importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == was_on and gc.get_freeze_count() == 0
+        with importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() == was_on and gc.get_freeze_count() > 10_000
+    finally:
+        gc.enable()

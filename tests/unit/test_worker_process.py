@@ -31,13 +31,10 @@ from tests.worker_calls import (
     preparers,
     refuse,
 )
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
-from vlm.build.store import resolve
 from vlm.errors import ImageError
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.result_buffer import SIZE, ResultBuffer
 from vlm.processing.worker_process import Budget, WorkerFailure
-from vlm_app.ocr.documents import early_start
 
 CALLS = "tests.worker_calls"
 
@@ -248,54 +245,3 @@ def test_the_environment_stays_as_it_is(monkeypatch):
     with closing(MediaPool(MediaConfig(1, budget=ENDLESS, preload=CALLS))) as pool:
         pool.prepare(prepare)
         assert run(pool, preparers) and not changes
-
-
-WARMED_UP = """
-pool = RenderPool(1, PageImages(ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64))))
-print(pool._pool.submit(lambda worker: worker.run(warmed_up)).result())
-pool.close()
-"""
-IMPORTS = """
-from tests.worker_calls import warmed_up
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
-from vlm.processing.image_processor import ProcessorSource
-from vlm_app.ocr.documents.page_reading import PageImages
-from vlm_app.ocr.documents.render_pool import RenderPool
-"""
-
-
-def shown(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-
-def test_workers_load_the_image_processor_of_their_own_model_alone_before_they_are_ready():
-    assert shown(IMPORTS + WARMED_UP) == "([], 1, 1)\n"  # by the one that it was forked from
-
-
-def test_what_workers_are_forked_from_is_started_before_torch_is_imported():
-    early = """
-import sys
-from multiprocessing import forkserver
-from vlm_app.ocr.documents.early_start import start_early
-
-for model in ("mini-t5", "no-such-model", "owner/no-such-model", "mini-nougat"):
-    start_early(model)
-    print(model, forkserver._forkserver._forkserver_pid is not None, "torch" in sys.modules)
-"""
-    assert shown(early + IMPORTS + WARMED_UP).splitlines() == [
-        "mini-t5 False False",
-        "no-such-model False False",
-        "owner/no-such-model False False",
-        "mini-nougat True False",
-        "([], 2, 0)",  # of the family, shared; of the engine
-    ]
-
-
-def test_an_engine_tells_the_family_whose_image_processor_is_loaded(tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(early_start, "start_fork_server", lambda preload, preparations: started.extend(preparations))
-    engine = resolve("mini-nougat", cache_dir=tmp_path)
-    early_start.start_early(str(engine))
-    [warm_up] = started
-    assert warm_up.source.folder == engine / "processor" and warm_up.source.specs == (NOUGAT_IMAGES,)
-    assert warm_up.source.load().image_size is None

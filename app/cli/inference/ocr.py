@@ -16,13 +16,14 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.options.common import DEFAULT_MODEL, Model
 from vlm_app.cli.options.groups import LOADING_ADAPTER, Group, takes
+from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig
-from vlm_app.ocr.documents.early_start import start_early
 from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.pages import check_pages, selected
+from vlm_app.ocr.documents.render_pool import PRELOAD
 from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
@@ -85,7 +86,7 @@ def ocr(
     if part:
         documents = part.select(documents)
     if not places.ray and places.workers != 0:
-        start_early(model)
+        start_early([model], PRELOAD)
     with Progress() as progress:
         where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
         engine = EngineConfig.resolved(

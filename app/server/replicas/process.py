@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from vlm.errors import EngineError, InputError, VlmError
+from vlm_app.core.early_start import start_early
 from vlm_app.core.warning_lines import warnings_in_a_line
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import VISIBLE, Placement
@@ -57,6 +58,8 @@ def serve_replica(job: ReplicaJob, pipe: Connection) -> None:
 
 
 def _serve(job: ReplicaJob, pipe: Connection) -> str | None:
+    if job.config.media.workers and not job.models.urls:
+        start_early(job.models.models.values(), job.config.media.preload)
     pipelines, repositories = job.models.load(lambda error: job.say(str(error)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
     with _bound(job.socket) as bound:
