@@ -200,14 +200,15 @@ class TextBenchConfig(RowsConfig):
 class PromptBenchConfig(RowsConfig):
     """Prompts with images, or of text alone."""
 
+    hf_batch_size: int | None = same_option(ThroughputConfig, "hf_batch_size")
     lengths: tuple[tuple[int, int], ...] = option(
         ((32, 128),), 'Tokens of text in, beside the images, and out, "32,128;12,30".', flags=("--input-output-len",),
         default="32,128", read=LENGTHS,
     )  # fmt: skip
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
     image_size: tuple[int, int] | None = option(
-        None, "Pictures of this width and height in pixels, 1920x1080: the model's image processor reads them within the"
-        " time.", default="pixel values that are ready, of the model's usual size",
+        None, "Pictures of this width and height in pixels, which the model's image processor reads within the time:"
+        " 1920x1080.", default="pixel values that are ready, of the model's usual size",
         read=partial(size, option="--image-size"),
     )  # fmt: skip
     pixel_size: tuple[int, int] | None = None  # (height, width) of what becomes of such a picture

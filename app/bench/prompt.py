@@ -52,7 +52,8 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Results:
-    """Returns of how many tokens of both [batch, n] which part is the same at its place."""
+    """Returns of how many tokens of both [batch, n] which part is the same at its place; `theirs` may be of fewer."""
+    ours = ours[: len(theirs)]
     return {"tokens": ours.numel(), "agreement": float((ours == theirs).float().mean())}
 
 
@@ -83,7 +84,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
 
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measurement]:
-    """Measures Hugging Face, with fewer tokens where so configured."""
+    """Measures Hugging Face, with fewer prompts or tokens where so configured."""
     from vlm_app.bench.systems.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
@@ -91,7 +92,8 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
     baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs), processor)
 
     def measure_row(number: int, row: Workload) -> Turns[Results]:
-        draw = random_prompts(session, row, number)
+        draw_prompts = random_prompts(session, row, number)
+        draw = lambda: draw_prompts().first(config.hf_batch_size)  # noqa: E731
         results = yield from times(
             draw, baseline.generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
         )
@@ -103,7 +105,7 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
 
     rows = yield from measure_rows(session, HF, measure_row)
     prompts, count = _checked(session)
-    return rows, baseline.generate(prompts, count).cpu()
+    return rows, baseline.generate(prompts.first(config.hf_batch_size), count).cpu()
 
 
 def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:

@@ -154,15 +154,18 @@ def test_every_family_is_measured_and_both_systems_find_the_same(name, tmp_path,
 def test_pictures_are_processed_by_both_systems(name, tmp_path, capsys):
     hf, size, pixels, rows = PICTURES[name]
     options = ["--image-size", size, "--batch-size", 2, "--input-output-len", "6,4", "--repeats", 1, "--device", "cpu"]
+    options += ["--hf-batch-size", 1]
     out = tmp_path / "prompt.json"
     assert not bench("prompt", "--arch", written(hf, tmp_path), "--random-weights", *options, "--json", out)
     result = json.loads(out.read_text())
     [row] = result["rows"]
-    assert result["check"]["agreement"] == 1 and result["config"]["pixel_size"] == list(pixels)
+    assert result["check"] == {"tokens": 4, "agreement": 1} and result["config"]["pixel_size"] == list(pixels)
+    assert row["hf"]["batch_size"] == 1
     assert row["image_rows"] == rows and row["hf"]["encode_ms"] > 0
     capsys.readouterr()
     assert not bench("table", out)
-    assert f"| 1 picture of {size} + 6 in, 4 out, batch 2: requests/s |" in capsys.readouterr().out
+    line = capsys.readouterr().out.splitlines()[2]
+    assert f"| 1 picture of {size} + 6 in, 4 out, batch 2: requests/s |" in line and " (batch 1) |" in line
 
 
 def test_pictures_are_new_and_processed_where_time_is_taken(tmp_path, monkeypatch):

@@ -46,6 +46,11 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def first(self, count: int | None) -> Prompts:
+        """Returns so many of the batch; None: all."""
+        pixels = None if self.pixel_values is None else self.pixel_values[:count]
+        return Prompts(self.texts[:count], pixels, self.pictures[:count], self.image_rows)
+
 
 def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: int) -> Callable[[], Prompts]:
     """Draws one batch of a row after the other, the same ones for both systems, other ones for another number."""
