@@ -69,6 +69,13 @@ def test_every_command_is_one_that_its_model_takes(script, monkeypatch):
         assert pages is None or config.new_tokens < subject.resolve_limits(build, configs).max_seq_len
 
 
+def test_the_page_of_benchmarks_has_the_commands(script):
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    for name, _, command in script.COMMANDS:
+        [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert line.endswith(f"| `vlm bench {script._shown(command)}` |")
+
+
 @pytest.fixture
 def session(script, tmp_path, monkeypatch):
     """Runs the script with measurements (name, seconds, command) -> its code, and the statuses by name."""
