@@ -21,6 +21,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -171,9 +172,14 @@ def _run(name: str, seconds: float, command: str, *, out: Path) -> Outcome:
     part, log = out / f"{name}.json.part", out / f"{name}.log"
     print(f"\n$ vlm bench {_shown(command)}", flush=True)
     began = time.monotonic()
-    with log.open("a") as file:
+    # engines of many gigabytes lie there, which a command that is ended leaves behind
+    with log.open("a") as file, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         process = subprocess.Popen(
-            [*VLM, "bench", *command.split(), "--json", str(part)], stdout=file, stderr=file, start_new_session=True
+            [*VLM, "bench", *command.split(), "--json", str(part)],
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=os.environ | {"TMPDIR": scratch},
         )
         try:
             status = "ran" if process.wait(timeout=seconds) == 0 else "failed"

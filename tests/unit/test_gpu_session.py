@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,12 @@ ROOT = Path(__file__).parents[2]
 TAKES = {"text": "text", "prompt": "prompt", "latency": "image", "throughput": "image"}
 # stands for vlm: writes a result, fails, fails with Hugging Face, or never ends, as its second argument says
 VLM = """
-import sys, time
+import sys, tempfile, time
 kind, out = sys.argv[2], sys.argv[sys.argv.index("--json") + 1]
 open(out, "w").close()
 print(f"vlm: this is {kind}")
 if kind == "endless":
+    tempfile.mkdtemp(prefix="engine-")
     time.sleep(600)
 if kind == "failing" or (kind == "memory" and "--no-hf" not in sys.argv):
     sys.exit(2)
@@ -92,7 +94,9 @@ def session(script, tmp_path, monkeypatch):
     return run
 
 
-def test_one_that_fails_stops_none_of_the_others(session, capsys):
+def test_one_that_fails_stops_none_of_the_others(session, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
     code, found = session(
         [("a", 50, "failing"), ("b", 50, "memory"), ("c", 1000, "fine"), ("d", 1, "endless"), ("e", 50, "fine")]
     )
@@ -100,6 +104,7 @@ def test_one_that_fails_stops_none_of_the_others(session, capsys):
     assert found == {
         "a": "failed", "b": "ran without Hugging Face", "c": "no time left", "d": "timed out", "e": "ran"
     }  # fmt: skip
+    assert not any((tmp_path / "scratch").iterdir())  # engines are large
     assert sorted(file.name for file in session.out.glob("*.json*")) == ["b.json", "e.json", "summary.json"]
     assert all(json.loads((session.out / name).read_text()) for name in ("b.json", "e.json"))
     shown = capsys.readouterr().out
