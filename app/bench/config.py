@@ -13,7 +13,7 @@ from vlm.errors import InputError, listed
 from vlm.options import check_limits, option, same_option
 from vlm.ranges import at_least, one_of
 from vlm.registry.role_configs import RoleConfigs
-from vlm_app.bench.lists import names, numbers, pairs
+from vlm_app.bench.lists import names, numbers, pairs, size
 from vlm_app.core.backend_names import is_measured, measured_names
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
@@ -200,11 +200,23 @@ class TextBenchConfig(RowsConfig):
 class PromptBenchConfig(RowsConfig):
     """Prompts with images, or of text alone."""
 
+    hf_batch_size: int | None = same_option(ThroughputConfig, "hf_batch_size")
     lengths: tuple[tuple[int, int], ...] = option(
         ((32, 128),), 'Tokens of text in, beside the images, and out, "32,128;12,30".', flags=("--input-output-len",),
         default="32,128", read=LENGTHS,
     )  # fmt: skip
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
+    image_size: tuple[int, int] | None = option(
+        None, "Pictures of this width and height in pixels, which the model's image processor reads within the time:"
+        " 1920x1080.", default="pixel values that are ready, of the model's usual size",
+        read=partial(size, option="--image-size"),
+    )  # fmt: skip
+    pixel_size: tuple[int, int] | None = None  # (height, width) of what becomes of such a picture
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image_size is not None and self.images == 0:
+            raise InputError("--image-size is of images, and --images is 0; leave one of them out.")
 
     def limits(self, configs: RoleConfigs) -> Limits:
         """Returns what the engine of these roles must hold. Raises InputError for images that it does not take."""
@@ -221,13 +233,18 @@ class PromptBenchConfig(RowsConfig):
     def image_rows(self, configs: RoleConfigs) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
-        return count * configs["visual"].rows_of(*configs["visual"].usual_size) if count else 0
+        return count * configs["visual"].rows_of(*self.size_of_pixels(configs)) if count else 0
+
+    def size_of_pixels(self, configs: RoleConfigs) -> tuple[int, int]:
+        """Returns the (height, width) of an image's pixel values."""
+        return self.pixel_size or configs["visual"].usual_size
 
     def num_images(self, configs: RoleConfigs) -> int:
         if configs.visual is not None:
             return 1 if self.images is None else self.images
-        if self.images:
-            raise InputError(f"{self.subject} takes no images; leave --images out.")
+        if self.images or self.image_size:
+            flag = "--images" if self.images else "--image-size"
+            raise InputError(f"{self.subject} takes no images; leave {flag} out.")
         return 0
 
 

@@ -65,6 +65,14 @@ def sizes(text: str, option: str) -> tuple[tuple[int, int], ...]:
     return found
 
 
+def size(text: str, option: str) -> tuple[int, int]:
+    """Reads "1920x1080". Raises InputError for what is no size in pixels, or several."""
+    found = sizes(text, option)
+    if len(found) != 1:
+        raise InputError(f"{option} is {text!r}; give one width and height such as {found[0][0]}x{found[0][1]}.")
+    return found[0]
+
+
 def json_object(text: str, option: str) -> dict[str, Any]:
     """Reads '{"top_p": 0.9}'. Raises InputError for what is no JSON object."""
     try:

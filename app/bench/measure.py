@@ -68,8 +68,8 @@ def _run(
 
 
 def _decode_floor(session: Session[BenchConfig], name: str, speed: float) -> Floor:
-    rows = session.engine.limits.max_encoder_input_len  # an image takes all of them
-    config = session.config
+    config, vision = session.config, session.configs["visual"]
+    rows = vision.rows_of(*vision.usual_size)  # of the images that are drawn
     return session.floor(name, speed, batch_size=config.batch_size, encoder_rows=rows, new_tokens=config.new_tokens)
 
 

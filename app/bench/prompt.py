@@ -2,7 +2,8 @@
 
 For us and for Hugging Face: the time to a batch's first token, with its images' encoding, the time of a further token,
 (T(n tokens) - T(1 token)) / (n - 1), and the whole time. Every prompt of every run is drawn again, so that no cache of
-features or of prompts' beginnings is of use.
+features or of prompts' beginnings is of use. Pixel values are ready; of pictures of a given size (`image_size`) each
+system makes them, within its time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
 from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
+from vlm_app.bench.systems.image_sizes import with_pixel_size
 from vlm_app.bench.systems.inputs import Prompts, as_inputs, random_prompts
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
@@ -26,6 +28,7 @@ from vlm_app.bench.systems.subject import Progress
 if TYPE_CHECKING:
     from vlm.api.outputs import Output
     from vlm.api.pipeline import Pipeline
+    from vlm.processing.image_processor import ImageProcessor
 
 CHECKED = 32  # tokens a prompt that are compared
 Measurement = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
@@ -33,6 +36,7 @@ Measurement = tuple[list[Results], Tensor]  # of each row; tokens of the first o
 
 def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Results:
     """Measures all rows, Hugging Face's first; each model is loaded once."""
+    config = with_pixel_size(config)
     with prepare_session(config, "prompt", progress, config.limits) as session:
         images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
         speed = session.bandwidth()
@@ -48,7 +52,8 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Results:
-    """Returns of how many tokens of both [batch, n] which part is the same at its place."""
+    """Returns of how many tokens of both [batch, n] which part is the same at its place; `theirs` may be of fewer."""
+    ours = ours[: len(theirs)]
     return {"tokens": ours.numel(), "agreement": float((ours == theirs).float().mean())}
 
 
@@ -69,7 +74,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
         draw = lambda: as_inputs(draw_prompts(), configs)  # noqa: E731
         results = yield from times(draw, generate, row, steps=row.lengths[1], repeats=config.repeats, session=session)
         results |= {"collectives": collectives(pipeline, row.batch_size)}
-        return _row_results(results, encode[-config.repeats :] if config.num_images(configs) else [])
+        return _row_results(row, results, encode[-config.repeats :] if config.num_images(configs) else [])
 
     rows = yield from measure_rows(session, "vlm", measure_row)
     inputs, count = _checked(session)
@@ -79,25 +84,28 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
 
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measurement]:
-    """Measures Hugging Face, with fewer tokens where so configured."""
+    """Measures Hugging Face, with fewer prompts or tokens where so configured."""
     from vlm_app.bench.systems.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
-    baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs))
+    processor = None if config.image_size is None else _image_processor(session)
+    baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs), processor)
 
     def measure_row(number: int, row: Workload) -> Turns[Results]:
-        draw = random_prompts(session, row, number)
+        draw_prompts = random_prompts(session, row, number)
+        draw = lambda: draw_prompts().first(config.hf_batch_size)  # noqa: E731
         results = yield from times(
             draw, baseline.generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
         )
         encode = []
         if config.num_images(configs):
-            encode = repeated_with_fresh_inputs(draw, baseline.encode, session.device, config.hf_repeats)
-        return baseline.description | _row_results(results, encode)
+            ready = lambda: baseline.processed(draw())  # noqa: E731
+            encode = repeated_with_fresh_inputs(ready, baseline.encode, session.device, config.hf_repeats)
+        return baseline.description | _row_results(row, results, encode)
 
     rows = yield from measure_rows(session, HF, measure_row)
     prompts, count = _checked(session)
-    return rows, baseline.generate(prompts, count).cpu()
+    return rows, baseline.generate(prompts.first(config.hf_batch_size), count).cpu()
 
 
 def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:
@@ -106,14 +114,25 @@ def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:
     return random_prompts(session, rows[0], len(rows))(), min(CHECKED, rows[0].lengths[1])
 
 
-def _row_results(results: Results, encode: list[float]) -> Results:
+def _image_processor(session: Session[PromptBenchConfig]) -> ImageProcessor:
+    """Returns what transformers' class of the model does with pictures, as the engine runs it."""
+    from vlm.processing.processor import processor_source
+
+    source = processor_source(session.engine)
+    assert source is not None  # it takes images
+    return source.load()
+
+
+def _row_results(row: Workload, results: Results, encode: list[float]) -> Results:
     """Names a row's times; `encode`: seconds of its images alone."""
-    step = results.pop("step_ms")
-    return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | results
+    step, rate = results.pop("step_ms"), results["tokens_per_s"] / row.lengths[1]
+    images = {"requests_per_s": rate} if encode else {}
+    return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | results | images
 
 
 def _floor(
     session: Session[PromptBenchConfig], image_rows: int, speed: float, name: str, row: Workload, ours: Results
 ) -> Results:
     floor = floor_of(session, name, row, encoder_rows=image_rows + row.lengths[0], speed=speed, ours=ours)
-    return floor | {"step_reached": floor["step_ms"] / ours["ms_per_token"]}
+    rate = floor["tokens_per_s"] / row.lengths[1]
+    return floor | {"step_reached": floor["step_ms"] / ours["ms_per_token"], "requests_per_s": rate}

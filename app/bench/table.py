@@ -142,23 +142,30 @@ def _text_row(result: dict[str, Any], row: dict[str, Any], of: str) -> Row:
             f"CTranslate2 {rival['compute_type']}: {number(rate)}, {number(row['vlm']['tokens_per_s'] / rate)} times"
         )
         line = replace(line, measure=f"{line.measure} ({beside})")
-    if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
-        return replace(line, hf=f"{line.hf} (batch {size})")
     return line
 
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     """Returns of one prompt at a time what a user waits for, of many tokens a second."""
-    images = f"{row['images']} image{'s' if row['images'] > 1 else ''} + " if row["images"] else ""
-    of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}: "
+    of = f"{_images(result, row['images'])}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}: "
     if row["batch_size"] > 1:
-        lines = [_line_of(result, row, f"{of}tokens/s", "tokens_per_s", has_floor=True, more_is_better=True)]
+        rates = [("tokens/s", "tokens_per_s")]
+        if "requests_per_s" in row["vlm"]:
+            rates.insert(0, ("requests/s", "requests_per_s"))
+        lines = [_line_of(result, row, of + name, field, has_floor=True, more_is_better=True) for name, field in rates]
     else:
         lines = [
             _line_of(result, row, f"{of}first token, ms", "first_token_ms", has_floor=False, more_is_better=False),
             _line_of(result, row, f"{of}a further token, ms", "ms_per_token", has_floor=True, more_is_better=False),
         ]
     return [*lines, *_collectives(result, row, of)]
+
+
+def _images(result: dict[str, Any], count: int) -> str:
+    """Names a prompt's images: pictures where they were processed within the time, else pixel values were ready."""
+    size = result["config"].get("image_size")
+    what, of = ("image", "") if size is None else ("picture", f" of {size[0]}x{size[1]}")
+    return f"{count} {what}{'s' * (count > 1)}{of} + " if count else ""
 
 
 def _collectives(result: dict[str, Any], row: dict[str, Any], of: str = "") -> list[Row]:
@@ -201,7 +208,10 @@ def _line_of(
     measure += f" on {part['backend']}" if part["labelled"] else ""
     row = Row(workload(result), measure, vlm=number(ours))
     if hf is not None:
-        row = replace(row, hf=number(hf), faster=number(ratio(ours, hf)))
+        batch = part["vlm"].get("batch_size")
+        size = part["hf"].get("batch_size", batch)
+        beside = "" if size == batch else f" (batch {size})"
+        row = replace(row, hf=number(hf) + beside, faster=number(ratio(ours, hf)))
     if has_floor and part["floored"]:
         floor = _floor_of(part["floor"], field)
         row = replace(row, floor=number(floor), floor_share=percent(ratio(ours, floor)))

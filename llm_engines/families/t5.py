@@ -34,6 +34,11 @@ def _t5(d_model: int, d_ff: int, layers: int, heads: int, v1_1: bool) -> dict[st
     }
 
 
+def _madlad_3b() -> dict[str, Any]:
+    """Returns the shapes of google/madlad400-3b-mt, whose heads together are wider than a row."""
+    return _t5(1024, 8192, 32, 16, v1_1=True) | {"vocab_size": 256000, "d_kv": 128}
+
+
 def _is_t5_encoder(config: dict[str, Any]) -> bool:
     """Says whether the architectures name the encoder of a T5, and no other class."""
     if config.get("model_type") not in TYPES or not isinstance(names := config.get("architectures"), list):
@@ -90,5 +95,6 @@ T5 = FamilySpec(
         "flan-t5-base": lambda: _t5(768, 2048, 12, 12, v1_1=True),
         "flan-t5-large": lambda: _t5(1024, 2816, 24, 16, v1_1=True),
         "flan-t5-xl": lambda: _t5(2048, 5120, 24, 32, v1_1=True),
+        "madlad400-3b": _madlad_3b,
     },
 )

@@ -89,6 +89,15 @@ def test_both_systems_get_the_same_weights(arch, tmp_path):
         assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
 
 
+@pytest.mark.parametrize(("make", "rows"), [(tiny.trocr, 17), (tiny.pix2struct, 32)])
+def test_the_floor_has_the_rows_of_the_images_that_are_drawn(make, rows, tmp_path):
+    """Of images of any size those of the usual one; that Hugging Face had a smaller batch is told."""
+    (tmp_path / "config.json").write_text(json.dumps(make().config.to_dict()))
+    result = bench("throughput", str(tmp_path / "config.json"), batch_size=3, pages=3, hf_batch_size=2)
+    assert result["floor"]["kv_bytes"] == 4 * 3 * (rows + 12 // 2) * 2 * 2 * 32  # keys and values of two layers
+    assert all(row.hf.endswith(" (batch 2)") for row in table.rows(result))
+
+
 @pytest.mark.parametrize(("kind", "extra", "floor_field"), [
     ("latency", ("--hf-new-tokens", "4"), "floor_ms_per_token"),
     ("throughput", ("--no-hf", "--batch-size", "2"), "floor_pages_per_s"),

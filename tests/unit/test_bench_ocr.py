@@ -94,6 +94,21 @@ def test_a_model_reads_its_own_length_and_images_need_no_pypdfium2(capsys, monke
     assert "the floor is the engine alone, pixel values ready" in shown
 
 
+@pytest.mark.parametrize("name", ["lighton-ocr", "idefics3"])
+def test_random_weights_of_models_that_are_asked_in_words(name, tmp_path, capsys):
+    """Images of any size, or in tiles that the prompt tells of."""
+    tower = {"image_size": 140, "patch_size": 14}  # as its image processor has it without settings
+    model = tiny.lighton_ocr(tower=tower) if name == "lighton-ocr" else tiny.idefics3()
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    out = tmp_path / "ocr.json"
+    options = [*SMALL, "--kinds", "png", "--tokens", 5, "--workers", 0, "--json", out]
+    assert not bench("--arch", tmp_path / "config.json", "--random-weights", *options), capsys.readouterr().err
+    result = json.loads(out.read_text())
+    [row] = result["rows"]
+    _check_row(row, result["engine_alone"])
+    assert result["engine_alone"]["tokens"] == [4 * 5]
+
+
 @pytest.mark.slow
 def test_two_devices(arch, tmp_path, capsys):
     out = tmp_path / "ocr.json"
@@ -119,7 +134,6 @@ def test_two_devices(arch, tmp_path, capsys):
         (["--model", "mini-t5"], "mini-t5 takes text, no pages; use vlm bench text"),
         (["--random-weights", "--arch", "t5-small"], "takes text, no pages; use vlm bench text"),
         (["--random-weights", "--arch", "gpt2-medium"], "takes prompts, no pages; use vlm bench prompt"),
-        (["--random-weights", "--arch", "llava-1.5-7b"], "give the model itself, by --model"),
         (["--random-weights", "--arch", "nougat-base", "--tokens", "4096"], "generates at most 4095 a page"),
     ],
 )
@@ -148,6 +162,8 @@ def test_every_token_of_the_tokenizer_is_a_word(tmp_path):
     tokenizer = Tokenizer.from_dir(tmp_path)
     words = tokenizer.decode(list(range(5000))).split()
     assert len(words) == len(set(words)) == 4996 and all(map(str.isalpha, words))
+    unknown = tokenizer.id_of("<unk>")
+    assert tokenizer.encode("<|im_start|>user\n<image>Read this page.<|im_end|>") == [unknown] * 5
 
 
 @pytest.mark.parametrize(

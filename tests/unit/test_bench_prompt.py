@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from tests import tiny
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
@@ -20,6 +21,7 @@ from vlm_app.bench.config import PromptBenchConfig
 from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.systems import session, subject
 from vlm_app.bench.systems.baselines import PromptBaseline
+from vlm_app.bench.systems.image_sizes import with_pixel_size
 from vlm_app.bench.systems.inputs import as_inputs, random_prompts
 from vlm_app.cli.main import main
 from vlm_app.core.running import open_pipeline
@@ -63,8 +65,33 @@ QWEN = {"model_type": "qwen2_5_vl", "image_token_id": 59, "text_config": LLAMA |
         "vision_config": {"depth": 2, "hidden_size": 24, "intermediate_size": 40, "num_heads": 3, "patch_size": 108,
                           "window_size": 432, "fullatt_block_indexes": [1], "out_hidden_size": 32}}  # fmt: skip
 TILES = {"model_type": "idefics3", "image_token_id": 59, "vision_config": TOWER, "text_config": LLAMA}
-MEASURED = DECODERS | SEEING | {"qwen-vl": QWEN, "idefics3": TILES}
-ROWS = {"idefics3": 13 * 4, "qwen-vl": 45, "llava": 16, "blip2-opt": 5, "blip2-t5": 5, "vila": 9}  # an image's
+# patches of 14 pixels, as its image processor has them without settings
+PAGES = {
+    "model_type": "lighton_ocr",
+    "image_token_id": 59,
+    "text_config": LLAMA | {"model_type": "qwen3"},
+    "vision_config": TOWER | {"model_type": "pixtral", "hidden_act": "silu", "image_size": 140, "patch_size": 14},
+}
+PAGES["text_config"] |= {"head_dim": 8, "tie_word_embeddings": True}
+FLORENCE = tiny.florence2().config.to_dict() | {"image_processor_size": tiny.FLORENCE_SIZE}
+MEASURED = DECODERS | SEEING | {"qwen-vl": QWEN, "idefics3": TILES, "lighton-ocr": PAGES, "florence2": FLORENCE}
+ROWS = {
+    "idefics3": 13 * 4,
+    "qwen-vl": 45,
+    "llava": 16,
+    "blip2-opt": 5,
+    "blip2-t5": 5,
+    "vila": 9,
+    "lighton-ocr": 20,
+    "florence2": 21,
+}  # an image's
+SCREENS = QWEN | {"vision_config": QWEN["vision_config"] | {"patch_size": 14, "window_size": 112}}
+# (width, height) of a picture: pixel values (height, width), and an image's rows
+PICTURES = {
+    "lighton-ocr": (PAGES, "120x400", (140, 42), 5), "qwen-vl": (SCREENS, "120x81", (84, 112), 12),
+    "idefics3": (TILES, "60x41", (64, 64), 13 * 4), "florence2": (FLORENCE, "60x41", (40, 32), 21),
+    "llava": (LLAVA, "60x41", (16, 16), 16),
+}  # fmt: skip
 LISTS = ["--batch-size", "1;3", "--input-output-len", "6,8;4,4", "--repeats", "1", "--device", "cpu"]
 
 
@@ -108,15 +135,64 @@ def test_every_family_is_measured_and_both_systems_find_the_same(name, tmp_path,
             assert part["ms_per_token"] == pytest.approx((whole - first) * 1e3 / (row["output_len"] - 1))
             assert part["tokens_per_s"] == pytest.approx(row["batch_size"] * row["output_len"] / whole)
             assert (part["encode_ms"] is not None) == (name in ROWS) and not part["extrapolated"]
+            if name in ROWS:
+                assert part["requests_per_s"] == pytest.approx(row["batch_size"] / whole)
         assert row["floor"]["reached"] == pytest.approx(row["vlm"]["tokens_per_s"] / row["floor"]["tokens_per_s"])
         assert row["floor"]["step_reached"] == pytest.approx(row["floor"]["step_ms"] / row["vlm"]["ms_per_token"])
     assert not bench("table", out)
-    lines = capsys.readouterr().out.splitlines()[2:8]
+    lines = capsys.readouterr().out.splitlines()[2:]
     images = "1 image + " if name in ROWS else ""
     assert lines[0].startswith(f"| {arch}, random weights, float32 | {images}6 in, 8 out, batch 1: first token, ms |")
     assert f"|  | {images}6 in, 8 out, batch 1: a further token, ms |" in lines[1]
-    assert f"|  | {images}6 in, 8 out, batch 3: tokens/s |" in lines[2]
+    rates = ("requests/s", "tokens/s") if name in ROWS else ("tokens/s",)
+    for line, rate in zip(lines[2:], rates, strict=False):
+        assert line.startswith(f"|  | {images}6 in, 8 out, batch 3: {rate} |") and line.count("–") == 0
     assert lines[0].endswith("| – | – |") and not lines[1].endswith("| – | – |")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_processed_by_both_systems(name, tmp_path, capsys):
+    hf, size, pixels, rows = PICTURES[name]
+    options = ["--image-size", size, "--batch-size", 2, "--input-output-len", "6,4", "--repeats", 1, "--device", "cpu"]
+    options += ["--hf-batch-size", 1]
+    out = tmp_path / "prompt.json"
+    assert not bench("prompt", "--arch", written(hf, tmp_path), "--random-weights", *options, "--json", out)
+    result = json.loads(out.read_text())
+    [row] = result["rows"]
+    assert result["check"] == {"tokens": 4, "agreement": 1} and result["config"]["pixel_size"] == list(pixels)
+    assert row["hf"]["batch_size"] == 1
+    assert row["image_rows"] == rows and row["hf"]["encode_ms"] > 0
+    capsys.readouterr()
+    assert not bench("table", out)
+    line = capsys.readouterr().out.splitlines()[2]
+    assert f"| 1 picture of {size} + 6 in, 4 out, batch 2: requests/s |" in line and " (batch 1) |" in line
+
+
+def test_pictures_are_new_and_processed_where_time_is_taken(tmp_path, monkeypatch):
+    asked = with_pixel_size(config_of(written(LLAVA, tmp_path), hf=False, image_size=(60, 41)))
+    with session.prepare_session(asked, "prompt", limits=asked.limits) as run:
+        draw = random_prompts(run, asked.rows[0], 0)
+        batches = [draw(), draw()]
+        pictures = [picture for batch in batches for [picture] in batch.pictures]
+        assert {picture.size for picture in pictures} == {(60, 41)}
+        assert len({picture.tobytes() for picture in pictures}) == 4 and batches[0].pixel_values is None
+        with open_pipeline(run.engine, RuntimeConfig(device="cpu")) as pipeline:
+            session.in_turns({"vlm": prompts._measure(pipeline, run)})
+            cache = pipeline.llm.encoders.encoder_cache
+    assert (cache.hits, cache.misses) == (0, 2 * 9)
+
+
+def test_a_picture_of_a_model_that_is_there(tmp_path):
+    """The room for its rows is known before the engine is built of whatever it is."""
+    checkpoint = random_checkpoint(PAGES, tmp_path / "c")
+    engine = build_engine(checkpoint, tmp_path / "e", BuildConfig())
+    random_model.save_random(PAGES, tmp_path / "hf", 0, torch.float32, CPU)
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 70}, "patch_size": 14})
+    )
+    for model, pixels in ((checkpoint.path, (140, 70)), (engine.path, (140, 70)), (tmp_path / "hf", (70, 42))):
+        asked = PromptBenchConfig(model=str(model), device="cpu", image_size=(150, 300), lengths=((6, 8),))
+        assert with_pixel_size(asked).pixel_size == pixels
 
 
 def config_of(arch, **options) -> PromptBenchConfig:
@@ -274,6 +350,10 @@ def test_models_are_made_in_their_type(name):
         (["--hf-repeats", "0"], "--hf-repeats is 0; it must be at least 1"),
         (["--images", "-1"], "--images is -1; it must be at least 0"),
         (["--images", "1"], "gpt2-medium, random weights takes no images; leave --images out"),
+        (["--image-size", "640x360"], "gpt2-medium, random weights takes no images; leave --image-size out"),
+        (["--image-size", "640"], "--image-size is '640'; give width and height such as 336x336"),
+        (["--image-size", "64x36,64x48"], "--image-size is '64x36,64x48'; give one width and height such as 64x36"),
+        (["--image-size", "64x36", "--images", "0"], "--image-size is of images, and --images is 0"),
         (["--input-output-len", "1000,25"], "max_seq_len is 1025, this model allows at most 1024"),
     ],
 )
@@ -299,6 +379,13 @@ def test_the_right_verb_is_named(capsys, verb, arch, says):
     assert bench(verb, "--device", "cpu", "--random-weights", "--arch", arch) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(f"{says}.")
+
+
+def test_a_size_that_the_model_does_not_take_is_refused(tmp_path, capsys):
+    small = PAGES | {"vision_config": PAGES["vision_config"] | {"image_size": 80, "patch_size": 8}}
+    options = ["--image-size", "75x75", "--device", "cpu"]
+    assert bench("prompt", "--arch", written(small, tmp_path), "--random-weights", *options) == 2
+    assert "makes 84×84 pixels of it (height × width), and" in capsys.readouterr().err
 
 
 def test_images_of_a_decoder_alone_are_refused():

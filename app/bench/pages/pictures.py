@@ -18,6 +18,7 @@ VARIANTS = 4  # pictures that pages take turns with, each with a first line of i
 SCAN_NOISE, PHOTO_NOISE = 5.0, 5.0  # standard deviations, of 255
 SCAN_QUALITY, PHOTO_QUALITY = 80, 85  # of JPEG
 GRADIENTS = (((8, 6), 0.7), ((120, 90), 0.2), ((600, 450), 0.1))  # of a photograph: cells [rows, columns], weight
+COLOURS = (6, 8)  # of a picture that is no page: rows and columns
 PAPER, INK = (255, 255, 255), (0, 0, 0)
 
 
@@ -62,6 +63,12 @@ class Pictures:
 
     def _generator(self, variant: int) -> np.random.Generator:
         return np.random.default_rng(zlib.crc32(f"{self._seed}/{variant}".encode()))
+
+
+def soft_colours(generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:
+    """Returns a picture of (width, height) whose random colours run into each other."""
+    colours = Image.fromarray(generator.integers(0, 256, (*COLOURS, 3), np.uint8))
+    return colours.resize(size, Image.Resampling.BICUBIC)
 
 
 def draw_page(page: Page, dpi: int) -> Image.Image:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vlm_app.bench.pages.pictures import soft_colours
 from vlm_app.bench.pages.words import WORDS
 from vlm_app.bench.serving.config import ServeBenchConfig
 
-COLOURS = (6, 8)  # of a picture: rows and columns, blurred into each other
 GRAIN = 5.0  # standard deviation, of 255
 JPEG_QUALITY = 85
 
@@ -61,8 +61,7 @@ def draw_words(generator: np.random.Generator, count: int) -> str:
 
 def draw_image(generator: np.random.Generator, size: tuple[int, int]) -> str:
     """Draws a picture of soft colours under grain, which takes about a photograph's bytes, as a data: URL of a JPEG."""
-    colours = Image.fromarray(generator.integers(0, 256, (*COLOURS, 3), np.uint8))
-    picture = np.asarray(colours.resize(size, Image.Resampling.BICUBIC), np.float32)
+    picture = np.asarray(soft_colours(generator, size), np.float32)
     grain = GRAIN * generator.standard_normal((*picture.shape[:2], 1), np.float32)
     file = io.BytesIO()
     Image.fromarray((picture + grain).clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=JPEG_QUALITY)

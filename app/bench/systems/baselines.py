@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from vlm_app.reference.huggingface import image_inputs, model_class, quiet
 from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
+    from vlm.processing.image_processor import ImageProcessor
     from vlm_app.bench.systems.inputs import Prompts
 
 
@@ -101,10 +103,19 @@ class TextBaseline:
 
 
 class PromptBaseline:
-    """A decoder, or a vision-language model, on the device. `image_rows`: of all images of a prompt."""
+    """A decoder, or a vision-language model, on the device. `image_rows`: of all images of a prompt; `processor`: of
+    its pictures."""
 
-    def __init__(self, folder: Path, dtype: str, device: torch.device, image_rows: int = 0):
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        device: torch.device,
+        image_rows: int = 0,
+        processor: ImageProcessor | None = None,
+    ):
         quiet()
+        self.processor = processor
         self.model = _prompt_model(folder, getattr(torch, dtype)).to(device).eval()
         for part in self.model.modules():
             if getattr(part, "generation_config", None) is not None:
@@ -118,6 +129,7 @@ class PromptBaseline:
     @torch.inference_mode()
     def generate(self, prompts: Prompts, new_tokens: int) -> Tensor:
         """-> [B, new_tokens]"""
+        prompts = self.processed(prompts)
         model, inputs = self.model, {"input_ids": self._ids(prompts)}
         if prompts.pixel_values is not None:
             inputs |= image_inputs(model, self._pixels(prompts), inputs["input_ids"])
@@ -132,9 +144,17 @@ class PromptBaseline:
         assert tokens.shape[1] - new_tokens in (0, 1, mask.shape[1]), tokens.shape
         return tokens[:, -new_tokens:]
 
+    def processed(self, prompts: Prompts) -> Prompts:
+        """Returns prompts with pixel values in the place of pictures."""
+        if not prompts.pictures:
+            return prompts
+        assert self.processor is not None
+        pixels = torch.stack([self.processor(images) for images in prompts.pictures])
+        return dataclasses.replace(prompts, pixel_values=pixels, pictures=())
+
     @torch.inference_mode()
     def encode(self, prompts: Prompts) -> Any:
-        """Encodes the images alone."""
+        """Encodes the images alone, whose pixel values are there."""
         return self.model.get_image_features(**image_inputs(self.model, self._pixels(prompts)))
 
     def _ids(self, prompts: Prompts) -> Tensor:

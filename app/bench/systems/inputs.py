@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.config import PromptBenchConfig, TextBenchConfig, Workload
+from vlm_app.bench.pages.pictures import soft_colours
 from vlm_app.bench.systems.session import Session
 
 FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
@@ -37,9 +40,16 @@ class Prompts:
 
     texts: Tensor  # [batch, tokens in]
     pixel_values: Tensor | None  # [batch, images, C, H, W]
+    pictures: tuple[tuple[Image.Image, ...], ...] = ()  # in their place, [batch][images]: they are to be processed
+    image_rows: int = 0  # of all images of a prompt
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def first(self, count: int | None) -> Prompts:
+        """Returns so many of the batch; None: all."""
+        pixels = None if self.pixel_values is None else self.pixel_values[:count]
+        return Prompts(self.texts[:count], pixels, self.pictures[:count], self.image_rows)
 
 
 def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: int) -> Callable[[], Prompts]:
@@ -51,11 +61,21 @@ def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: i
         texts = random_ids(vocab_size(configs), (row.batch_size, row.lengths[0]), generator)
         if not shape[1]:
             return Prompts(texts, None)
-        vision = configs["visual"]
-        size = (*shape, vision.num_channels, *vision.usual_size)
-        return Prompts(texts, torch.randn(size, generator=generator))
+        rows = session.config.image_rows(configs)
+        if (size := session.config.image_size) is not None:
+            return Prompts(texts, None, _random_pictures(shape, size, generator), rows)
+        size = (*shape, configs["visual"].num_channels, *session.config.size_of_pixels(configs))
+        return Prompts(texts, torch.randn(size, generator=generator), image_rows=rows)
 
     return draw
+
+
+def _random_pictures(
+    shape: tuple[int, int], size: tuple[int, int], generator: torch.Generator
+) -> tuple[tuple[Image.Image, ...], ...]:
+    """Draws RGB pictures of (width, height), [batch][images]."""
+    numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+    return tuple(tuple(soft_colours(numbers, size) for _ in range(shape[1])) for _ in range(shape[0]))
 
 
 def vocab_size(configs: RoleConfigs) -> int:
@@ -66,9 +86,11 @@ def vocab_size(configs: RoleConfigs) -> int:
 def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
     """Returns prompts as the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
     key = "encoder_input_ids" if configs.encoder else "decoder_prompt_token_ids"
+    first = vocab_size(configs)
+    rows = list(range(first, first + prompts.image_rows))
+    texts = [{key: rows + ids} for ids in prompts.texts.tolist()]
+    if prompts.pictures:
+        return [text | {"images": list(images)} for text, images in zip(texts, prompts.pictures, strict=True)]
     if prompts.pixel_values is None:
-        return [{key: ids} for ids in prompts.texts.tolist()]
-    first, images, vision = vocab_size(configs), prompts.pixel_values.shape[1], configs["visual"]
-    rows = list(range(first, first + images * vision.rows_of(*vision.usual_size)))
-    pairs = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
-    return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in pairs]
+        return texts
+    return [text | {"pixel_values": pixels} for text, pixels in zip(texts, prompts.pixel_values, strict=True)]

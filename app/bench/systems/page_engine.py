@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from vlm.backends.devices import devices_of, resolve_device
 from vlm.build.builder import build_engine
@@ -61,8 +61,6 @@ def _random_engine(config: OcrBenchConfig, arch: str, scratch: Path, on: str, pr
     hf = hf_config(arch)
     spec = match_family(hf)
     _check_reads_images(config.subject, spec)
-    if spec.takes_prompt:
-        raise InputError(f"{config.subject} needs the tokenizer of its prompts; give the model itself, by --model.")
     configs = role_configs(spec, hf)
     size = config.batch_size or (EngineConfig.CUDA_BATCH_SIZE if on == "cuda" else BuildConfig.max_batch_size)
     build = BuildConfig(dtype=config.dtype or default_dtype(resolve_device(on)), max_batch_size=size)
@@ -83,10 +81,14 @@ def _check_length(config: OcrBenchConfig, build: BuildConfig, configs: RoleConfi
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> Path:
-    """Writes a tokenizer whose tokens, but for the special ones, are words."""
+    """Writes a tokenizer whose tokens, but for the special ones, are words. It knows no text: of a prompt each tag
+    (<image>, <|im_end|>) and what lies between two is one token."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = [*SPECIAL, *(f"Ġ{_word(number)}" for number in range(vocab_size - len(SPECIAL)))]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token="<unk>"))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", fuse_unk=True))
+    tags = pre_tokenizers.Split(Regex("<[^<>]+>"), "isolated")
+    tokenizer.pre_tokenizer = tags  # pyright: ignore[reportAttributeAccessIssue] - it is a property
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue] - it is a property
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     tokenizer.save(str(path))

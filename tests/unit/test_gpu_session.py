@@ -1,0 +1,122 @@
+"""benchmarks/gpu_session.py: what it would run on a GPU is understood and fits the models; its time, its failures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from vlm.config import BuildConfig
+from vlm.registry.catalogs import match_family
+from vlm_app.bench.config import BenchConfig
+from vlm_app.bench.ocr_config import OcrBenchConfig
+from vlm_app.bench.pages.kinds import IMAGE_KINDS
+from vlm_app.bench.systems import page_engine, subject
+from vlm_app.bench.systems.image_sizes import with_pixel_size
+from vlm_app.cli.evaluation import bench
+from vlm_app.cli.main import main
+from vlm_app.core.architecture import hf_config
+
+ROOT = Path(__file__).parents[2]
+TAKES = {"text": "text", "prompt": "prompt", "latency": "image", "throughput": "image"}
+# stands for vlm: writes a result, fails, fails with Hugging Face, or never ends, as its second argument says
+VLM = """
+import sys, tempfile, time
+kind, out = sys.argv[2], sys.argv[sys.argv.index("--json") + 1]
+open(out, "w").close()
+print(f"vlm: this is {kind}")
+if kind == "endless":
+    tempfile.mkdtemp(prefix="engine-")
+    time.sleep(600)
+if kind == "failing" or (kind == "memory" and "--no-hf" not in sys.argv):
+    sys.exit(2)
+open(out, "w").write('{"kind": "text"}')
+"""
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("gpu_session", ROOT / "benchmarks" / "gpu_session.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_every_command_is_one_that_its_model_takes(script, monkeypatch):
+    """Options, limits and sizes are looked at as `vlm bench` does before minutes are spent; no weight is made."""
+    found = []
+    monkeypatch.setattr(bench, "_measure", lambda kind, config, out, as_csv: found.append((kind, config)))
+    for _, seconds, command in script.COMMANDS:
+        with pytest.raises(SystemExit) as done:
+            main(["bench", *command.split(), "--json", "x.json"])
+        assert not done.value.code and seconds <= 540
+    assert len({name for name, *_ in script.COMMANDS}) == len(found) == len(script.COMMANDS)
+    for kind, config in found:
+        spec, hf = match_family(hf_config(config.arch)), hf_config(config.arch)
+        configs = subject.role_configs(spec, hf)
+        if kind == "ocr":
+            assert isinstance(config, OcrBenchConfig) and set(config.kinds) <= set(IMAGE_KINDS)  # no pypdfium2 there
+            page_engine._check_length(config, BuildConfig(), configs)
+            continue
+        config = with_pixel_size(config) if kind == "prompt" else config
+        pages = {"max_batch_size": config.batch_size} if isinstance(config, BenchConfig) else None
+        limits = config.limits if pages is None else (lambda _, pages=pages: pages)
+        build = subject._checked_build(config, spec, configs, config.dtype, takes=TAKES[kind], limits=limits)
+        assert pages is None or config.new_tokens < subject.resolve_limits(build, configs).max_seq_len
+
+
+def test_the_page_of_benchmarks_has_the_commands(script):
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    for name, _, command in script.COMMANDS:
+        [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert line.endswith(f"| `vlm bench {script._shown(command)}` |")
+
+
+@pytest.fixture
+def session(script, tmp_path, monkeypatch):
+    """Runs the script with measurements (name, seconds, command) -> its code, and the statuses by name."""
+    (tmp_path / "vlm.py").write_text(VLM)
+    monkeypatch.setattr(script, "VLM", (sys.executable, str(tmp_path / "vlm.py")))
+
+    def run(commands, *arguments, budget=100):
+        monkeypatch.setattr(script, "COMMANDS", tuple(commands))
+        code = script.main(["--out", str(tmp_path / "out"), "--budget", str(budget), *arguments])
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        return code, {each["name"]: each["status"] for each in summary}
+
+    run.out = tmp_path / "out"
+    return run
+
+
+def test_one_that_fails_stops_none_of_the_others(session, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    code, found = session(
+        [("a", 50, "failing"), ("b", 50, "memory"), ("c", 1000, "fine"), ("d", 1, "endless"), ("e", 50, "fine")]
+    )
+    assert code == 1
+    assert found == {
+        "a": "failed", "b": "ran without Hugging Face", "c": "no time left", "d": "timed out", "e": "ran"
+    }  # fmt: skip
+    assert not any((tmp_path / "scratch").iterdir())  # engines are large
+    assert sorted(file.name for file in session.out.glob("*.json*")) == ["b.json", "e.json", "summary.json"]
+    assert all(json.loads((session.out / name).read_text()) for name in ("b.json", "e.json"))
+    shown = capsys.readouterr().out
+    assert "a: failed, " in shown and ": vlm: this is failing" in shown and "$ vlm bench memory --no-hf" in shown
+
+
+def test_some_of_them(session, script, capsys):
+    commands = [(name, 1, "fine") for name in ("first", "second", "third")]
+    assert session(commands, "fi", "third") == (0, {"first": "ran", "third": "ran"})
+    assert session(commands, "--after", "second") == (0, {"third": "ran"})
+    with pytest.raises(SystemExit, match="no measurement is called 'fourth'; there are first, second, third"):
+        session(commands, "fourth")
+    capsys.readouterr()
+    assert script.main(["--list"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "first (1 s): vlm bench fine"
