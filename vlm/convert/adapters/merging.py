@@ -12,7 +12,7 @@ from vlm.artifacts.weights import TensorSource
 from vlm.convert.adapters.placing import read_layers
 from vlm.convert.role_weights import role_weights
 from vlm.convert.values import invalid_values
-from vlm.errors import InputError
+from vlm.errors import CheckpointError, InputError
 from vlm.layers.adapters.base import Layers
 from vlm.registry.catalogs import configs_of, family
 
@@ -30,18 +30,21 @@ def merge_adapter(checkpoint: Checkpoint, folder: Path, out: Path, *, progress: 
         configs = configs_of(checkpoint)
     layers = read_layers(folder, family(checkpoint.family), configs, tuple(checkpoint.roles))
     weights = {role: role_weights(checkpoint, role, 0, configs[role]) for role in checkpoint.roles}
-    parts = {(role, 0): _merged(own, layers.get(role, {})) for role, own in weights.items()}
+    parts = {(role, 0): _merged(own, layers.get(role, {}), folder) for role, own in weights.items()}
     return write_parts(out, checkpoint.manifest, parts, processor_files=checkpoint.processor_files, progress=progress)
 
 
-def _merged(weights: RoleWeights, layers: Layers) -> RoleWeights:
+def _merged(weights: RoleWeights, layers: Layers, folder: Path) -> RoleWeights:
     source = weights.source
 
     def read(name: str) -> Tensor:
         values, (path, _, tensor) = source.read(name), name.rpartition(".")
         for change in layers.get(path, ()) if tensor in ("weight", "bias") else ():
             merge = change.merged if tensor == "weight" else change.merged_bias
-            values = merge(values.float()).to(values.dtype)
+            try:
+                values = merge(values.float()).to(values.dtype)
+            except ValueError as error:
+                raise CheckpointError(f"the adapter {folder} {error}: {name}; it was made for other weights.") from None
         return values
 
     return replace(weights, source=TensorSource(source.layout, read))

@@ -64,6 +64,8 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
 
 def _weights(folder: Path, config: PeftKind, module: str, parts: Mapping[str, Tensor]) -> AdapterWeights:
     try:
+        if wrong := [name for name, values in parts.items() if not values.isfinite().all()]:
+            raise ValueError(f"has values that are no numbers (its {wrong[0]})")
         return config.weights(module, parts)
     except ValueError as error:
         raise CheckpointError(f"{folder}: {module} {error}; fetch or save it again.") from None
