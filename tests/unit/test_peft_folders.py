@@ -40,9 +40,9 @@ def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
     names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(2)]
     tensors = ones(names[0], rank=4, out=48) | ones(names[1], out=48)
     patterns = {"rank_pattern": {"layers.0.mlp.up_proj": 4}, "alpha_pattern": {"1.mlp.up_proj": 3}}
-    _, modules = read_peft(folder_of(tmp_path / "plain", tensors, **patterns))
+    modules = read_peft(folder_of(tmp_path / "plain", tensors, **patterns)).modules
     assert [w.b[0, 0].item() for w in modules.values()] == [8 / 4, 3 / 2]
-    _, modules = read_peft(folder_of(tmp_path / "rs", tensors, use_rslora=True, **patterns))
+    modules = read_peft(folder_of(tmp_path / "rs", tensors, use_rslora=True, **patterns)).modules
     assert [w.b[0, 0].item() for w in modules.values()] == pytest.approx([8 / 2, 3 / 2**0.5])
 
 
@@ -59,7 +59,16 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
     [
         ({"peft_type": "LOHA"}, "is a PEFT adapter of type LOHA; LORA and IA3 are what can be loaded"),
         ({"use_dora": True}, "q_proj lacks its lora_magnitude_vector; fetch or save it again"),
-        ({"bias": "all", "modules_to_save": ["lm_head"]}, r"has bias all, modules_to_save \['lm_head'\], which"),
+        (
+            {"modules_to_save": ["lm_head", "norm"]},
+            r"weights of the model itself \(modules_to_save lm_head, norm\), which"
+            " are of all requests; merge it: vlm convert MODEL -o OUT --merge-lora .*a$",
+        ),
+        ({"modules_to_save": "lm_head"}, "holds a value that no adapter has .modules_to_save 'lm_head'"),
+        ({"bias": "some", "lora_bias": True}, "has bias some, lora_bias True, which is not done here; merge it into"),
+        ({"init_lora_weights": "loftq"}, "has init_lora_weights loftq"),
+        ({"init_lora_weights": "olora"}, "has init_lora_weights olora"),
+        ({"init_lora_weights": "lora_ga"}, "has init_lora_weights lora_ga"),
         ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
         ({"r": "many"}, "holds a value that no LoRA has"),
         ({"r": 0}, "holds a value that no LoRA has .a rank of 0"),
@@ -98,7 +107,9 @@ def test_patterns_in_a_process_of_their_own_match_as_others_do():
 
 def test_what_is_neutral_is_read(tmp_path):
     others = {"bias": "none", "modules_to_save": None, "use_dora": False, "target_parameters": [], "loftq_config": {}}
-    read(folder_of(tmp_path / "a", **others, init_lora_weights=True, target_modules="all-linear"))
+    for number, start in enumerate((True, False, "gaussian", "orthogonal", "eva", "mica")):
+        read(folder_of(tmp_path / str(number), **others, init_lora_weights=start, target_modules="all-linear"))
+    read(folder_of(tmp_path / "a", **others | {"bias": "all"}))  # of a model without any
 
 
 def dora(magnitude, **parts):
@@ -231,7 +242,7 @@ def test_scales_are_of_the_inputs_of_what_feedforward_modules_match(named, tmp_p
 @pytest.mark.parametrize(
     ("tensors", "config", "sentence"),
     [
-        (None, {"modules_to_save": ["lm_head"]}, r"has modules_to_save \['lm_head'\], which is not done here; merge"),
+        (None, {"modules_to_save": ["lm_head"]}, r"itself \(modules_to_save lm_head\), which are of all requests"),
         (None, {"feedforward_modules": 3}, "holds a value that no IA3 has .feedforward_modules 3"),
         (None, {"feedforward_modules": [3]}, "holds a value that no IA3 has"),
         (None, {"feedforward_modules": "("}, "holds a value that no IA3 has .missing"),
@@ -254,7 +265,9 @@ def test_scales_that_do_not_fit(tensors, config, sentence, tmp_path):
 def test_weights_beside_an_adapter(tmp_path):
     folder = folder_of(tmp_path / "a")
     (folder / "non_lora_trainables.bin").touch()
-    with pytest.raises(VlmError, match="has weights beside the adapter"):
+    with pytest.raises(
+        VlmError, match=r"itself \(non_lora_trainables.bin\), which are of all requests; merge it: vlm conv"
+    ):
         read(folder)
 
 

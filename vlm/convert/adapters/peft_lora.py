@@ -22,9 +22,8 @@ MAGNITUDE = "lora_magnitude_vector"  # of a DoRA: the length of each row
 
 # what changes the maths in ways that are not done -> the values that ask for nothing
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none",),
+    "bias": ("none", "all", "lora_only"),  # those that were trained are among the tensors
     "lora_bias": (False,),
-    "modules_to_save": ([],),
     "layer_replication": ([],),
     "target_parameters": ([],),
     "trainable_token_indices": ([], {}),
@@ -36,7 +35,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (),
     "velora_config": (),
     # others begin with a change of the base's own weights, which the adapter's are a difference to
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", "mica"),
 }
 
 
