@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from transformers import LlamaForCausalLM
 
 from tests import tiny
 from tests.adapted import QUESTION, answer, trained
 from tests.lora_kit import Q, adapter_folder, matrices
+from tests.parity.test_llava_form import write as write_form
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
@@ -101,6 +105,56 @@ def test_a_projector_beside_an_adapter_of_llava_is_merged(tmp_path):
         ids = [*range(60, 60 + vision.num_features), *QUESTION]
         inputs = {"decoder_prompt_token_ids": ids, "pixel_values": pixels}
         assert pipe.generate(inputs, max_new_tokens=10).token_ids == want
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_language_model_becomes_the_llava_that_an_adapter_of_llavas_own_form_describes(safe, tmp_path):
+    """As liuhaotian/llava-v1.5-7b-lora is beside Vicuna: config.json and projector lie in the adapter's folder."""
+    make = lambda: tiny.llava(seed=3)  # noqa: E731
+    modules = r".*language_model.*\.(q_proj|up_proj)"
+    config = LoraConfig(r=3, lora_alpha=8, target_modules=modules, modules_to_save=["multi_modal_projector"])
+    peft, folder = tuned(make, config), tmp_path / "own"
+    in_own_form(peft, folder)
+    write_form(make(), tmp_path / "form", "vision_tower")
+    shutil.copy(tmp_path / "form" / "config.json", folder)
+    base = LlamaForCausalLM(make().config.text_config)
+    base.model.load_state_dict(make().model.language_model.state_dict())
+    base.lm_head.load_state_dict(make().lm_head.state_dict())
+    base.save_pretrained(tmp_path / "vicuna")
+    if not safe:
+        torch.save(base.state_dict(), tmp_path / "vicuna" / "pytorch_model.bin")
+        (tmp_path / "vicuna" / "model.safetensors").unlink()
+    with pytest.raises(
+        VlmError, match=rf"{folder} lacks its vision tower.*put that model's folder .* there as {folder}"
+    ):
+        convert_model(tmp_path / "vicuna", tmp_path / "merged", merge_lora=folder)
+    shutil.copytree(tmp_path / "form" / "vision_tower", folder / "vision_tower")
+    out = convert_model(tmp_path / "vicuna", tmp_path / "merged", merge_lora=folder)
+    assert Checkpoint.open(out).family == "llava" and Checkpoint.open(out).manifest["source"] == "vicuna"
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    engine = build_engine(Checkpoint.open(out), tmp_path / "engine", BuildConfig(max_batch_size=4))
+    inputs = {"decoder_prompt_token_ids": [*range(60, 76), *QUESTION], "pixel_values": pixels}
+    found = Pipeline(engine, RuntimeConfig(device="cpu")).generate(inputs, max_new_tokens=10)
+    assert found.token_ids == answer(peft, pixels, 16, 10, has_encoder=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"x": print}, "Python objects other than tensors, which could run code"),
+        ([torch.ones(2)], "is no state dict of tensors by name"),
+        ({"base_model.model.model.layers.0.lora_A.weight": torch.ones(2)}, "holds parts of an adapter"),
+        (None, "is damaged or truncated"),
+    ],
+)
+def test_weights_beside_an_adapter_that_are_no_tensors(content, sentence, tmp_path):
+    tiny.llama().save_pretrained(tmp_path / "hf")
+    folder = adapter_folder(tmp_path / "a", matrices(torch.ones(2, 32), torch.ones(32, 2)))
+    torch.save(content, folder / "non_lora_trainables.bin")
+    if content is None:
+        (folder / "non_lora_trainables.bin").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(VlmError, match=sentence):
+        convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
 
 
 HEAD = {"base_model.model.lm_head.weight": torch.ones(60, 32)}

@@ -63,7 +63,7 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
         raise CheckpointError(f"{folder} holds no tensors; save the adapter again.")
     modules = {module: _weights(folder, config, module, parts) for module, parts in by_module.items()}
     base = str(values.get("base_model_name_or_path") or "")
-    return PeftAdapter(base, modules, _checked(folder, trained | _beside(folder) if merging else {}, modules))
+    return PeftAdapter(base, modules, _checked(folder, trained | read_beside(folder) if merging else {}, modules))
 
 
 def _tensors(folder: Path) -> Mapping[str, Tensor]:
@@ -92,8 +92,9 @@ def _check_trained(folder: Path, values: Mapping[str, Any], trained: Mapping[str
         )
 
 
-def _beside(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors that LLaVA's scripts save beside an adapter."""
+def read_beside(folder: Path) -> dict[str, Tensor]:
+    """Returns the tensors that LLaVA's scripts save beside an adapter, of a pickle of tensors alone; none where there
+    is no such file. Raises CheckpointError."""
     if not (path := folder / BESIDE).exists():
         return {}
     tensors = {trained_name(name.removeprefix(PREFIX)): values for name, values in read_pickle(path).items()}
