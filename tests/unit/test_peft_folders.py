@@ -207,6 +207,14 @@ def test_visual_networks_have_none(tmp_path):
         read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
 
 
+def test_llavas_own_names_are_those_of_its_decoder(tmp_path):
+    """Of an adapter alone; in Hugging Face's model its layers are called otherwise."""
+    theirs = ones(Q.replace("model.", "model.language_model."))
+    for number, tensors in enumerate((ones(), theirs)):
+        layers = read(folder_of(tmp_path / str(number), tensors), tiny.llava())
+        assert list(layers["decoder"]) == ["blocks.0.attention.qkv"]
+
+
 @pytest.mark.parametrize("kind", ["LORA", "IA3"])
 def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
     with pytest.raises(VlmError, match="is no folder of a PEFT adapter: it holds no adapter_config"):
