@@ -157,6 +157,17 @@ def test_weights_beside_an_adapter_that_are_no_tensors(content, sentence, tmp_pa
         convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
 
 
+@pytest.mark.parametrize("name", ["encoder.embed_tokens", "decoder.embed_tokens", "shared"])
+def test_embeddings_that_several_modules_share_are_not_lost(name, tmp_path):
+    """Whichever of their names an adapter has them under."""
+    tiny.bart(seed=5).save_pretrained(tmp_path / "hf")
+    module = "model.encoder.layers.0.self_attn.q_proj"
+    tensors = matrices(torch.ones(2, 32), torch.ones(32, 2), module)
+    tensors |= {f"base_model.model.model.{name}.weight": torch.ones(60, 32)}
+    with pytest.raises(VlmError, match=rf"model.{name}.weight is one tensor with others in this model"):
+        convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=adapter_folder(tmp_path / "a", tensors))
+
+
 HEAD = {"base_model.model.lm_head.weight": torch.ones(60, 32)}
 
 

@@ -7,7 +7,7 @@ an adapter has for each row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,23 +63,29 @@ def place(
     for role, each in placing.items():
         own = spec.roles[role]
         each.place(adapter, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
-    errors = [error for each in placing.values() for error in each.errors]
+    if errors := [*(error for each in placing.values() for error in each.errors), *_strays(adapter, placing, spec)]:
+        made_for = f"; it was made for {adapter.base}" if adapter.base else ""
+        raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{made_for}.")
+    return PlacedAdapter(
+        {role: each.layers for role, each in placing.items()}, {role: each.tensors for role, each in placing.items()}
+    )
+
+
+def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilySpec) -> Iterator[str]:
+    """Yields what is wrong with modules and tensors that have no place in any network."""
     placed = {name for each in placing.values() for name in each.placed}
+    replaced = {name for each in placing.values() for name in each.replaced}
+    tied = {name for each in placing.values() for name in each.tied} - replaced
+    networks = " or ".join(placing)
     if strays := sorted(adapter.modules.keys() - placed):
-        errors.append(f"{listed(strays)} is no linear layer of its {' or '.join(placing)}{_elsewhere(spec, placing)}")
-    tied = {name for each in placing.values() for name in each.tied} - placed
+        yield f"{listed(strays)} is no linear layer of its {networks}{_elsewhere(spec, placing)}"
     if tied:
-        errors.append(
+        yield (
             f"{listed(sorted(tied))} is one tensor with others in this model (tied embeddings), and would be one of its"
             " own: merge it with PEFT (merge_and_unload(), save_pretrained())"
         )
-    if strays := sorted(adapter.trained.keys() - placed - tied):
-        errors.append(f"{listed(strays)} is no tensor of its {' or '.join(placing)}")
-    if errors:
-        made_for = f"; it was made for {adapter.base}" if adapter.base else ""
-        raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{made_for}.")
-    layers = {role: each.layers for role, each in placing.items()}
-    return PlacedAdapter({**layers}, {role: each.tensors for role, each in placing.items()})
+    if strays := sorted(adapter.trained.keys() - placed - replaced - tied):
+        yield f"{listed(strays)} is no tensor of its {networks}"
 
 
 def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
@@ -101,7 +107,9 @@ class _Placing:
     config: Any
     layers: dict[str, list[AdapterWeights]] = field(default_factory=lambda: defaultdict(list))
     tensors: dict[str, list[Replacement]] = field(default_factory=lambda: defaultdict(list))
-    placed: set[str] = field(default_factory=set)  # modules and tensors, those of a wrong shape included
+    # those of a wrong shape included: modules, and tensors that nothing reads; tensors that take another one's place
+    placed: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
     tied: set[str] = field(default_factory=set)  # tensors that others here are copies of
     errors: list[str] = field(default_factory=list)
 
@@ -137,7 +145,7 @@ class _Placing:
             self._add(step, source, targets, names[source], modules[names[source]])
 
     def _replace(self, step: Step, trained: Mapping[str, Tensor], names: Mapping[str, str], **layout: Any) -> None:
-        self.placed |= {names[source] for source in trained}
+        self.replaced |= {names[source] for source in trained}
         try:
             found = replacements(step, trained, **layout)
         except (ValueError, RuntimeError) as error:  # torch refuses the shapes
