@@ -31,13 +31,21 @@ class Adapted:
         self.models = {BASE: self.model}
         for seed, (name, config) in enumerate(kinds.items()):
             torch.manual_seed(seed)
-            self.models[name] = get_peft_model(make(), config).eval()
+            self.models[name] = trained(get_peft_model(make(), config).eval())
             self.models[name].save_pretrained(folder / "adapters" / name)
         self.lora = tuple(f"{name}={folder / 'adapters' / name}" for name in kinds)
         self.names = (BASE, *kinds)
 
     def pipeline(self, **options) -> Pipeline:
         return Pipeline(self.engine, RuntimeConfig(device="cpu", lora=self.lora, **options))
+
+
+def trained(model: PeftModel) -> PeftModel:
+    """A model whose DoRAs give other lengths to rows than these have without."""
+    for name, values in model.named_parameters():
+        if "lora_magnitude_vector" in name:
+            values.data *= torch.rand_like(values) + 0.5
+    return model
 
 
 class AdaptedText(Adapted):

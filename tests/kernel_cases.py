@@ -331,6 +331,10 @@ def scale_rows(device: torch.device) -> None:
         assert found.equal(want) and found[1].equal(x[1])
         half = scale_kernel.scale_rows(x.half(), ids, scales)
         assert half.equal(scale_op.reference(x.half(), ids, scales))
+        shifts = torch.cat((torch.randn(3, width), torch.zeros(1, width))).to(device)
+        want, found = scale_op.reference(x, ids, scales, shifts), scale_kernel.scale_rows(x, ids, scales, shifts)
+        torch.testing.assert_close(found, want)
+        assert found[1].equal(x[1])
 
 
 def linear(device: torch.device) -> None:

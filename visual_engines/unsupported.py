@@ -94,8 +94,9 @@ def _is_lora(model: ModelFiles) -> bool:
 
 
 def _lora(model: ModelFiles) -> str:
-    what = describe_adapter(model)
-    return f"{what}; merge it with LLaVA's scripts/merge_lora_weights.py and give the folder that this writes"
+    base = model.read("adapter_config.json").get("base_model_name_or_path") or "MODEL"
+    what = f"{describe_adapter(model)}, with a projector beside it"
+    return f"{what}; merge it (vlm convert {base} -o OUT --merge-lora {model.name}) and give what that writes"
 
 
 UNSUPPORTED = (

@@ -35,6 +35,7 @@ def kinds() -> dict:
         "lora": LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False),
         "narrow": LoraConfig(r=2, lora_alpha=9, init_lora_weights=False),  # of what PEFT changes by itself
         "ia3": IA3Config(init_ia3_weights=False),
+        "dora": LoraConfig(r=2, use_dora=True, target_modules="all-linear", init_lora_weights=False),
     }
 
 

@@ -40,9 +40,9 @@ def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
     names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(2)]
     tensors = ones(names[0], rank=4, out=48) | ones(names[1], out=48)
     patterns = {"rank_pattern": {"layers.0.mlp.up_proj": 4}, "alpha_pattern": {"1.mlp.up_proj": 3}}
-    _, modules = read_peft(folder_of(tmp_path / "plain", tensors, **patterns))
+    modules = read_peft(folder_of(tmp_path / "plain", tensors, **patterns)).modules
     assert [w.b[0, 0].item() for w in modules.values()] == [8 / 4, 3 / 2]
-    _, modules = read_peft(folder_of(tmp_path / "rs", tensors, use_rslora=True, **patterns))
+    modules = read_peft(folder_of(tmp_path / "rs", tensors, use_rslora=True, **patterns)).modules
     assert [w.b[0, 0].item() for w in modules.values()] == pytest.approx([8 / 2, 3 / 2**0.5])
 
 
@@ -58,8 +58,17 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
     ("config", "sentence"),
     [
         ({"peft_type": "LOHA"}, "is a PEFT adapter of type LOHA; LORA and IA3 are what can be loaded"),
-        ({"use_dora": True}, "has use_dora True, which is not done here; merge it into its model"),
-        ({"bias": "all", "modules_to_save": ["lm_head"]}, r"has bias all, modules_to_save \['lm_head'\], which"),
+        ({"use_dora": True}, "q_proj lacks its lora_magnitude_vector; fetch or save it again"),
+        (
+            {"modules_to_save": ["lm_head", "norm"]},
+            r"weights of the model itself \(modules_to_save lm_head, norm\), which"
+            " are of all requests; merge it: vlm convert MODEL -o OUT --merge-lora .*a$",
+        ),
+        ({"modules_to_save": "lm_head"}, "holds a value that no adapter has .modules_to_save 'lm_head'"),
+        ({"bias": "some", "lora_bias": True}, "has bias some, lora_bias True, which is not done here; merge it into"),
+        ({"init_lora_weights": "loftq"}, "has init_lora_weights loftq"),
+        ({"init_lora_weights": "olora"}, "has init_lora_weights olora"),
+        ({"init_lora_weights": "lora_ga"}, "has init_lora_weights lora_ga"),
         ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
         ({"r": "many"}, "holds a value that no LoRA has"),
         ({"r": 0}, "holds a value that no LoRA has .a rank of 0"),
@@ -98,7 +107,68 @@ def test_patterns_in_a_process_of_their_own_match_as_others_do():
 
 def test_what_is_neutral_is_read(tmp_path):
     others = {"bias": "none", "modules_to_save": None, "use_dora": False, "target_parameters": [], "loftq_config": {}}
-    read(folder_of(tmp_path / "a", **others, init_lora_weights=True, target_modules="all-linear"))
+    for number, start in enumerate((True, False, "gaussian", "orthogonal", "eva", "mica")):
+        read(folder_of(tmp_path / str(number), **others, init_lora_weights=start, target_modules="all-linear"))
+    read(folder_of(tmp_path / "a", **others | {"bias": "all"}))  # of a model without any
+
+
+def dora(magnitude, **parts):
+    """A DoRA's tensors of one module."""
+    return ones() | {f"base_model.model.{Q}.lora_magnitude_vector": magnitude} | parts
+
+
+# as PEFT's comparison of methods has it for Llama 3.2 3B, its rank but for the size
+DORA = {
+    "alpha_pattern": {}, "auto_mapping": None, "bias": "none", "corda_config": None, "eva_config": None,
+    "exclude_modules": None, "fan_in_fan_out": False, "init_lora_weights": True, "layer_replication": None,
+    "layers_pattern": None, "layers_to_transform": None, "loftq_config": {}, "lora_alpha": 64, "lora_bias": False,
+    "lora_dropout": 0.0, "megatron_config": None, "megatron_core": "megatron.core", "modules_to_save": None, "r": 2,
+    "rank_pattern": {}, "revision": None, "target_modules": None, "task_type": "CAUSAL_LM", "use_dora": True,
+    "use_rslora": False,
+}  # fmt: skip
+
+
+def test_rows_have_the_lengths_of_a_dora_by_whichever_name(tmp_path):
+    older = {name.replace("_vector", "_vector.default.weight"): x for name, x in dora(torch.full((32,), 3.0)).items()}
+    for number, tensors in enumerate((dora(torch.full((32,), 3.0)), older)):
+        [weights] = read(folder_of(tmp_path / str(number), tensors, **DORA))["decoder"]["blocks.0.attention.qkv"]
+        assert weights.magnitude[:32].eq(3).all() and weights.rows.tolist() == [True] * 32 + [False] * 64
+        assert weights.lora.b[:32].eq(32).all() and weights.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "sentence"),
+    [
+        (dora(torch.ones(16)), DORA, r"q_proj has a lora_magnitude_vector of shape \[16\], its rows are 32; fetch"),
+        (dora(torch.ones(1, 32)), DORA, r"has a lora_magnitude_vector of shape \[1, 32\], its rows are 32"),
+        (dora(torch.full((32,), torch.nan)), DORA, r"has values that are no numbers \(its lora_magnitude_vector\)"),
+        (dora(torch.ones(32)) | ones(K), DORA, "k_proj lacks its lora_magnitude_vector; fetch or save it again"),
+        (dora(torch.ones(32)), {}, "has a lora_magnitude_vector, its configuration does not say use_dora; fetch"),
+        (matrices(torch.ones(2, 32), torch.full((32, 2), torch.inf)), {}, r"are no numbers \(its lora_B\)"),
+    ],
+)  # fmt: skip
+def test_lengths_that_do_not_fit(tensors, config, sentence, tmp_path):
+    with pytest.raises(VlmError, match=sentence):
+        read(folder_of(tmp_path / "a", tensors, **config))
+
+
+def test_rows_of_zeros_get_no_length(tmp_path):
+    """Neither when it is loaded nor when it is merged."""
+    model = tiny.llama()
+    model.model.layers[0].self_attn.q_proj.weight.data[5] = 0
+    engine = engine_dir(model, tmp_path)
+    tensors = dora(torch.ones(32))
+    tensors[f"base_model.model.{Q}.lora_B.weight"][5] = 0
+    folder = folder_of(tmp_path / "a", tensors, use_dora=True)
+    where = r"rows of zeros \(decoder.blocks.0.attention.qkv\), which have no direction; it was made for other weights"
+    with pytest.raises(InputError, match=where):
+        Pipeline(engine, RuntimeConfig(device="cpu", lora=(f"a={folder}",)))
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_loras=1))
+    with pytest.raises(InputError, match=where):
+        pipe.load_lora("a", folder)
+    pipe.load_lora("b", folder_of(tmp_path / "b"))  # there is room
+    with pytest.raises(VlmError, match=r"rows of zeros together with its weight.*: blocks.0.attention.qkv.weight"):
+        convert_model(tmp_path / "checkpoint", tmp_path / "out", merge_lora=folder)
 
 
 WHOLE = ones()
@@ -137,6 +207,14 @@ def test_visual_networks_have_none(tmp_path):
         read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
 
 
+def test_llavas_own_names_are_those_of_its_decoder(tmp_path):
+    """Of an adapter alone; in Hugging Face's model its layers are called otherwise."""
+    theirs = ones(Q.replace("model.", "model.language_model."))
+    for number, tensors in enumerate((ones(), theirs)):
+        layers = read(folder_of(tmp_path / str(number), tensors), tiny.llava())
+        assert list(layers["decoder"]) == ["blocks.0.attention.qkv"]
+
+
 @pytest.mark.parametrize("kind", ["LORA", "IA3"])
 def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
     with pytest.raises(VlmError, match="is no folder of a PEFT adapter: it holds no adapter_config"):
@@ -172,7 +250,7 @@ def test_scales_are_of_the_inputs_of_what_feedforward_modules_match(named, tmp_p
 @pytest.mark.parametrize(
     ("tensors", "config", "sentence"),
     [
-        (None, {"modules_to_save": ["lm_head"]}, r"has modules_to_save \['lm_head'\], which is not done here; merge"),
+        (None, {"modules_to_save": ["lm_head"]}, r"itself \(modules_to_save lm_head\), which are of all requests"),
         (None, {"feedforward_modules": 3}, "holds a value that no IA3 has .feedforward_modules 3"),
         (None, {"feedforward_modules": [3]}, "holds a value that no IA3 has"),
         (None, {"feedforward_modules": "("}, "holds a value that no IA3 has .missing"),
@@ -195,7 +273,9 @@ def test_scales_that_do_not_fit(tensors, config, sentence, tmp_path):
 def test_weights_beside_an_adapter(tmp_path):
     folder = folder_of(tmp_path / "a")
     (folder / "non_lora_trainables.bin").touch()
-    with pytest.raises(VlmError, match="has weights beside the adapter"):
+    with pytest.raises(
+        VlmError, match=r"itself \(non_lora_trainables.bin\), which are of all requests; merge it: vlm conv"
+    ):
         read(folder)
 
 

@@ -26,7 +26,7 @@ FOLDERS = {
     "loha": ({"adapter_config.json": LORA | {"peft_type": "LOHA"}},
              r"is a PEFT adapter \(LOHA\) of gpt2, not a whole model; merge it.*where model is gpt2"),
     "llava's lora": ({"adapter_config.json": LORA, "non_lora_trainables.bin": W, "config.json": LLAMA},
-                     r"scripts/merge_lora_weights\.py"),
+                     "with a projector beside it; merge it .vlm convert gpt2 -o OUT --merge-lora "),
     "prompt tuning": ({"adapter_config.json": LORA | {"peft_type": "PROMPT_TUNING"}},
                       "--prompt-table, --model being gpt2"),
     "prefix tuning": ({"adapter_config.json": LORA | {"peft_type": "PREFIX_TUNING"}}, "give --model gpt2 alone"),

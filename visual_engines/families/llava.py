@@ -77,6 +77,10 @@ LLAVA = FamilySpec(
         "lm_head.": "language_model.lm_head.",
         "model.vision_tower.": "vision_tower.",
         "model.multi_modal_projector.": "multi_modal_projector.",
+        # and those of adapters in LLaVA's own form
+        "model.layers.": "language_model.model.layers.",
+        "model.mm_projector.0.": "multi_modal_projector.linear_1.",
+        "model.mm_projector.2.": "multi_modal_projector.linear_2.",
     },
     inputs=("image", "text"),
     chat_format=ChatFormat(template=VICUNA),

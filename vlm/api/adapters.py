@@ -18,6 +18,7 @@ from vlm.errors import InputError, LimitError, counted
 from vlm.executor.adapters import Adapter, AdapterCache
 from vlm.layers.adapters.base import AdapterRoom, rank_of
 from vlm.packaged import adapter_folder
+from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry import catalogs
 from vlm.requests.adapters import adapter_id
 
@@ -105,12 +106,13 @@ def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
 
 
 def load_adapters(
-    networks: Mapping[str, Any], adapters: list[Adapter], runtime: RuntimeConfig, **kind: Any
+    networks: Mapping[str, Any], adapters: list[Adapter], runtime: RuntimeConfig, ranks: Ranks = ALONE, **kind: Any
 ) -> AdapterCache:
     """Returns the adapters, numbered in their order, of networks by role that have banks for them; `kind`: the device
     and type that these compute in. The first ones are on the device."""
     own = {role: network for role, network in networks.items() if role in PER_ROW}
-    cache = AdapterCache(own, AdapterRoom.from_runtime(runtime), capacity=runtime.max_cpu_loras or 0, **kind)
+    room, kind = AdapterRoom.from_runtime(runtime), kind | {"minimum": ranks.hosts.minimum}
+    cache = AdapterCache(own, room, capacity=runtime.max_cpu_loras or 0, **kind)
     for number, adapter in reversed([*enumerate(adapters)]):  # each once: the banks have all that any of them needs
         cache.add(number, adapter)
     return cache

@@ -50,7 +50,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE)
     with _memory_errors(engine, device):
         alone = ranks.size == 1
         networks = backend.load(engine, runtime, device) if alone else backend.load_part(engine, runtime, device, ranks)
-        cache = load_adapters(networks, adapters, runtime, **kind)
+        cache = load_adapters(networks, adapters, runtime, ranks, **kind)
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, ranks=ranks, adapters=cache, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, scratch_beside
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
+from vlm.convert.adapters.completed_base import completed_base, completes
 from vlm.convert.adapters.merging import merge_adapter
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
-from vlm.errors import InputError
+from vlm.errors import CheckpointError, InputError
 from vlm.packaged import adapter_folder
 
 
@@ -44,13 +46,29 @@ def convert_model(
         return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
     with scratch_beside(out) as scratch:
-        whole = checkpoint_of(source, scratch, progress, tokenizer)
-        if merge_lora is not None:
-            merged = out if build.num_ranks == 1 else scratch / "merged"
-            whole = merge_adapter(whole, adapter_folder(str(merge_lora)), merged, progress=progress)
+        if merge_lora is None:
+            whole = checkpoint_of(source, scratch, progress, tokenizer)
+        else:
+            adapter, merged = adapter_folder(str(merge_lora)), out if build.num_ranks == 1 else scratch / "merged"
+            whole = _base_of(adapter, source, scratch, progress=progress, tokenizer=tokenizer)
+            whole = merge_adapter(whole, adapter, merged, progress=progress)
         if build.num_ranks == 1:
             return whole.path
         return split_checkpoint(whole, out, tp_size=tp_size, pp_size=pp_size, progress=progress).path
+
+
+def _base_of(
+    adapter: Path, source: Source, scratch: Path, *, progress: Progress | None, tokenizer: str | None
+) -> Checkpoint:
+    """Returns the checkpoint that an adapter is merged into: a source's, or that of a model around it which the
+    adapter's folder describes."""
+    if source.kind != "hf" or not completes(source.path, adapter):
+        return checkpoint_of(source, scratch, progress, tokenizer)
+    whole = completed_base(source.path, adapter, scratch / "base" / source.path.resolve().name)
+    try:
+        return checkpoint_of(replace(source, path=whole), scratch, progress, tokenizer)
+    except CheckpointError as error:  # what is missing can be put beside the adapter
+        raise CheckpointError(str(error).replace(str(whole), str(adapter))) from None
 
 
 def build_model(

@@ -8,9 +8,9 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from vlm.errors import InputError, LimitError, counted
-from vlm.layers.adapters.base import AdapterRoom, Layers, rank_of
-from vlm.registry.adapter_layers import put_adapter
+from vlm.errors import InputError, LimitError, counted, listed
+from vlm.layers.adapters.base import AdapterRoom, BankLayers, Layers, rank_of
+from vlm.registry.adapter_layers import beside_network, put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
 Adapter = Mapping[str, Layers]  # by role
@@ -28,12 +28,15 @@ class AdapterCache:
         capacity: int = 0,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        minimum: Callable[[int], int] = int,
     ):
-        """`networks`: by role, with banks of this room; None: they have none. `capacity`: adapters on the host."""
+        """`networks`: by role, with banks of this room; None: they have none. `capacity`: adapters on the host.
+        `minimum`: the least of a value among all ranks."""
         self._networks, self._capacity = networks, capacity
         self._kind = {"device": device or torch.device("cpu"), "dtype": dtype}
         self.num_slots, self._max_rank = (0, 0) if room is None else (room.max_loras, room.max_rank)
-        self._adapters: dict[int, Adapter] = {}
+        self._minimum = minimum
+        self._adapters: dict[int, Mapping[str, BankLayers]] = {}
         self._slots: dict[int, int] = {}  # of those on the device, the last used one last
         self.on_growth: Callable[[], object] = lambda: None  # is called when layers change that none has changed
 
@@ -50,7 +53,7 @@ class AdapterCache:
 
     def add(self, adapter_id: int, adapter: Adapter, in_use: Set[int] = frozenset()) -> None:
         """Takes an adapter, onto the device where not all slots are `in_use`. Raises LimitError where there is no room
-        for it, or its rank is too high."""
+        for it, or its rank is too high; InputError for one that has no meaning beside these weights."""
         if len(self._adapters) >= self._capacity:
             have = f"there is room for {counted(self._capacity, 'adapter')} at once"
             raise LimitError(f"{have}; unload one" if self._capacity else have, "start with more --max-cpu-loras")
@@ -59,13 +62,25 @@ class AdapterCache:
                 f"there is room for adapters of rank {self._max_rank}, this one has {rank}",
                 "start with a higher --max-lora-rank",
             )
-        self._adapters[adapter_id] = adapter
+        self._adapters[adapter_id] = self._beside(adapter)
         try:
             if len(in_use - {NO_ADAPTER}) < self.num_slots:
                 self.hold({*in_use, adapter_id})
         except BaseException:
             self.remove(adapter_id)
             raise
+
+    def _beside(self, adapter: Adapter) -> Mapping[str, BankLayers]:
+        """Returns what an adapter changes of the networks beside their weights."""
+        found = {role: beside_network(network, adapter.get(role, {})) for role, network in self._networks.items()}
+        undefined = [f"{role}.{path}" for role, (_, paths) in found.items() for path in paths]
+        if not self._minimum(int(not undefined)):  # on all ranks, whichever has such rows
+            where = f" ({listed(undefined, 3)})" if undefined else ""
+            raise InputError(
+                f"the adapter (use_dora) gives lengths to rows of zeros{where}, which have no direction; it was made"
+                " for other weights."
+            )
+        return {role: layers for role, (layers, _) in found.items()}
 
     def remove(self, adapter_id: int) -> None:
         """Forgets an adapter. No sequence may have it any more."""

@@ -36,7 +36,9 @@ def convert(
     ] = None,
     merge_lora: Annotated[
         Path | None,
-        typer.Option("--merge-lora", help="An adapter (LoRA or IA3, a folder of PEFT's) to merge into the weights."),
+        typer.Option(
+            "--merge-lora", help="An adapter (LoRA, DoRA or IA3, a folder of PEFT's) to merge into the weights."
+        ),
     ] = None,
     split: BuildConfig,
 ) -> None:

@@ -9,39 +9,43 @@ from torch import Tensor
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_parts
 from vlm.artifacts.weights import TensorSource
-from vlm.convert.adapters.placing import read_layers
+from vlm.convert.adapters.placing import PlacedAdapter, read_all
 from vlm.convert.role_weights import role_weights
 from vlm.convert.values import invalid_values
-from vlm.errors import InputError
-from vlm.layers.adapters.base import Layers
+from vlm.errors import CheckpointError, InputError
 from vlm.registry.catalogs import configs_of, family
 
 
 def merge_adapter(checkpoint: Checkpoint, folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
     """Writes a whole checkpoint with what an adapter changes done to its weights at `out`, whole or not at all; visual
-    networks are merged, too.
+    networks are merged, too, and tensors that the adapter's folder holds in place of the model's own.
 
-    Raises InputError for weights that are quantized or split, and as read_layers and role_weights.
+    Raises InputError for weights that are quantized or split, and as read_all and role_weights.
     """
     if checkpoint.quantization is not None or checkpoint.is_split:
         kept = f"quantized ({checkpoint.quantization})" if checkpoint.quantization else "split among ranks"
         raise InputError(f"the model is {kept}, so nothing can be merged into it; give the whole one, unquantized.")
     with invalid_values(checkpoint.path):
         configs = configs_of(checkpoint)
-    layers = read_layers(folder, family(checkpoint.family), configs, tuple(checkpoint.roles))
+    adapter = read_all(folder, family(checkpoint.family), configs, tuple(checkpoint.roles))
     weights = {role: role_weights(checkpoint, role, 0, configs[role]) for role in checkpoint.roles}
-    parts = {(role, 0): _merged(own, layers.get(role, {})) for role, own in weights.items()}
+    parts = {(role, 0): _merged(own, adapter, role, folder) for role, own in weights.items()}
     return write_parts(out, checkpoint.manifest, parts, processor_files=checkpoint.processor_files, progress=progress)
 
 
-def _merged(weights: RoleWeights, layers: Layers) -> RoleWeights:
-    source = weights.source
+def _merged(weights: RoleWeights, adapter: PlacedAdapter, role: str, folder: Path) -> RoleWeights:
+    source, layers, replaced = weights.source, adapter.layers.get(role, {}), adapter.tensors.get(role, {})
 
     def read(name: str) -> Tensor:
         values, (path, _, tensor) = source.read(name), name.rpartition(".")
+        for each in replaced.get(name, ()):
+            values = each.of(values)
         for change in layers.get(path, ()) if tensor in ("weight", "bias") else ():
             merge = change.merged if tensor == "weight" else change.merged_bias
-            values = merge(values.float()).to(values.dtype)
+            try:
+                values = merge(values.float()).to(values.dtype)
+            except ValueError as error:
+                raise CheckpointError(f"the adapter {folder} {error}: {name}; it was made for other weights.") from None
         return values
 
     return replace(weights, source=TensorSource(source.layout, read))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import read_pickle
 from vlm.artifacts.weights import TensorFiles
-from vlm.convert.adapters.peft_config import FILE, PeftKind
+from vlm.convert.adapters.peft_config import FILE, PeftKind, invalid_settings, names_of
 from vlm.convert.adapters.peft_ia3 import PeftIa3
 from vlm.convert.adapters.peft_lora import PeftLora
+from vlm.convert.adapters.trained_tensors import UNREAD, trained_name
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.layers.adapters.base import AdapterWeights
 
@@ -24,34 +27,43 @@ BESIDE = "non_lora_trainables.bin"  # weights that were trained as they are: a p
 PREFIX = "base_model.model."  # of names in what PEFT saves
 
 
-def read_peft(folder: Path) -> tuple[str, dict[str, AdapterWeights]]:
-    """Returns the name of the model that an adapter was made for, which may be empty, and what it changes of each
-    module, by the modules' names in Hugging Face's model. Raises ConfigError and CheckpointError."""
+@dataclass(frozen=True)
+class PeftAdapter:
+    """What the folder of an adapter holds, by names in Hugging Face's model."""
+
+    base: str  # the model that it was made for, which may be empty
+    modules: Mapping[str, AdapterWeights]  # what is changed of each
+    trained: Mapping[str, Tensor]  # tensors that take the place of the model's own
+
+
+def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
+    """Returns the adapter of a folder; `merging`: with tensors that take the place of the model's own, which no request
+    can name. Raises ConfigError and CheckpointError."""
     values = read_json(folder / FILE, ConfigError, WHAT)
     if (kind := str(values.get("peft_type"))) not in KINDS:
         raise ConfigError(f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded.")
-    tensors, strays = _tensors(folder), []
+    tensors, strays, trained = _tensors(folder), [], {}
     by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name in tensors:
-        if (match := KINDS[kind].tensors.fullmatch(name.removeprefix(PREFIX))) is None:
-            strays.append(name)
-        else:
+    for name in (name for name in tensors if not UNREAD.search(name)):
+        bare = name.removeprefix(PREFIX)
+        if (match := KINDS[kind].tensors.fullmatch(bare)) is not None:
             by_module[match[1]][match[2]] = tensors[name]
+        elif (own := trained_name(bare)) is not None:
+            trained[own] = tensors[name]
+        else:
+            strays.append(name)
     config = KINDS[kind].read(folder, values, by_module)
-    if (folder / BESIDE).exists():
-        raise CheckpointError(
-            f"{folder} has weights beside the adapter ({BESIDE}); merge both into their model with the scripts that"
-            " made them and load the folder that this writes."
-        )
     if strays:
         raise CheckpointError(
             f"{folder} holds {listed(strays)}, which is no {config.name} of a linear layer; merge the adapter into its"
             " model with PEFT (merge_and_unload(), save_pretrained()) and load that."
         )
+    _check_trained(folder, values, trained, merging=merging)
     if not by_module:
         raise CheckpointError(f"{folder} holds no tensors; save the adapter again.")
+    modules = {module: _weights(folder, config, module, parts) for module, parts in by_module.items()}
     base = str(values.get("base_model_name_or_path") or "")
-    return base, {module: _weights(folder, config, module, parts) for module, parts in by_module.items()}
+    return PeftAdapter(base, modules, _checked(folder, trained | read_beside(folder) if merging else {}, modules))
 
 
 def _tensors(folder: Path) -> Mapping[str, Tensor]:
@@ -62,8 +74,49 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
     )
 
 
+def _check_trained(folder: Path, values: Mapping[str, Any], trained: Mapping[str, Tensor], *, merging: bool) -> None:
+    """Raises ConfigError for tensors of the model itself where they are not merged, CheckpointError for those that are
+    not there."""
+    with invalid_settings(folder, "adapter"):
+        saved = names_of(values.get("modules_to_save") or [], "modules_to_save")
+    if merging:
+        if missing := [each for each in saved if not any(f".{each}." in f".{name}" for name in trained)]:
+            raise CheckpointError(f"{folder} lacks its modules_to_save {listed(missing)}; fetch or save it again.")
+        return
+    beside = [BESIDE] if (folder / BESIDE).exists() else []
+    # those of `bias` are known by their tensors: a model may have none
+    if own := [f"modules_to_save {listed(saved)}"] * bool(saved) + beside or list(trained):
+        raise ConfigError(
+            f"the adapter {folder} has weights of the model itself ({listed(own, 3)}), which are of all requests; merge"
+            f" it: vlm convert MODEL -o OUT --merge-lora {folder}"
+        )
+
+
+def read_beside(folder: Path) -> dict[str, Tensor]:
+    """Returns the tensors that LLaVA's scripts save beside an adapter, of a pickle of tensors alone; none where there
+    is no such file. Raises CheckpointError."""
+    if not (path := folder / BESIDE).exists():
+        return {}
+    tensors = {trained_name(name.removeprefix(PREFIX)): values for name, values in read_pickle(path).items()}
+    if None in tensors:
+        raise CheckpointError(f"{path} holds parts of an adapter, which belong into {WEIGHTS}; save it again.")
+    return {str(name): values for name, values in tensors.items()}
+
+
+def _checked(folder: Path, trained: dict[str, Tensor], modules: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns tensors that are numbers, of other modules' weights than the adapter changes. Raises CheckpointError."""
+    for name, values in trained.items():
+        if not values.isfinite().all():
+            raise CheckpointError(f"{folder}: {name} has values that are no numbers; fetch or save it again.")
+        if name.removesuffix(".weight") in modules:
+            raise CheckpointError(f"{folder} both replaces {name} and adds to it; merge it with PEFT.")
+    return trained
+
+
 def _weights(folder: Path, config: PeftKind, module: str, parts: Mapping[str, Tensor]) -> AdapterWeights:
     try:
+        if wrong := [name for name, values in parts.items() if not values.isfinite().all()]:
+            raise ValueError(f"has values that are no numbers (its {wrong[0]})")
         return config.weights(module, parts)
     except ValueError as error:
         raise CheckpointError(f"{folder}: {module} {error}; fetch or save it again.") from None

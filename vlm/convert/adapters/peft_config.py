@@ -44,6 +44,13 @@ def refuse_settings(folder: Path, values: Mapping[str, Any], neutral: Mapping[st
         )
 
 
+def names_of(values: Any, key: str) -> tuple[str, ...]:
+    """Returns a list of names. Raises TypeError for what is none."""
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"{key} {values!r}")
+    return tuple(values)
+
+
 def _matters(value: Any, neutral: tuple[Any, ...]) -> bool:
     return value is not None and not any(value == each and type(value) is type(each) for each in neutral)
 

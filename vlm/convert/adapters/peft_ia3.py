@@ -11,10 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vlm.convert.adapters.patterns import first_matches
-from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
+from vlm.convert.adapters.peft_config import invalid_settings, names_of
 from vlm.layers.adapters.ia3 import Ia3Weights
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {"modules_to_save": ([],)}
 
 
 @dataclass(frozen=True)
@@ -27,12 +25,11 @@ class PeftIa3:
 
     @classmethod
     def read(cls, folder: Path, values: Mapping[str, Any], modules: Iterable[str]) -> PeftIa3:
-        refuse_settings(folder, values, NEUTRAL)
         named = values.get("feedforward_modules") or []
         with invalid_settings(folder, cls.name):
             if isinstance(named, str):
                 return cls(first_matches([named], modules).keys())
-            ends = _ends(named)
+            ends = names_of(named, "feedforward_modules")
         return cls({module for module in modules if module.endswith(ends)})
 
     def weights(self, module: str, parts: Mapping[str, Tensor]) -> Ia3Weights:
@@ -42,10 +39,3 @@ class PeftIa3:
             what = "inputs, [1, n]" if of_inputs else "outputs, [n, 1]"
             raise ValueError(f"has a vector of shape {shape}, its configuration says that it scales {what}")
         return Ia3Weights(parts["ia3_l"].float().flatten(), of_inputs=of_inputs)
-
-
-def _ends(values: Any) -> tuple[str, ...]:
-    """Raises TypeError for what is no list of names."""
-    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"feedforward_modules {values!r}")
-    return tuple(values)

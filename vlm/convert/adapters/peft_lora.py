@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from vlm.convert.adapters.patterns import first_matches
 from vlm.convert.adapters.peft_config import invalid_settings, refuse_settings
+from vlm.layers.adapters.dora import DoraWeights
 from vlm.layers.adapters.lora import LoraWeights
 
 T = TypeVar("T")
+MAGNITUDE = "lora_magnitude_vector"  # of a DoRA: the length of each row
 
 # what changes the maths in ways that are not done -> the values that ask for nothing
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "use_dora": (False,),
-    "bias": ("none",),
+    "bias": ("none", "all", "lora_only"),  # those that were trained are among the tensors
     "lora_bias": (False,),
-    "modules_to_save": ([],),
     "layer_replication": ([],),
     "target_parameters": ([],),
     "trainable_token_indices": ([], {}),
@@ -34,7 +35,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (),
     "velora_config": (),
     # others begin with a change of the base's own weights, which the adapter's are a difference to
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", "mica"),
 }
 
 
@@ -43,12 +44,15 @@ class PeftLora:
     """How strongly an adapter's modules count."""
 
     name: ClassVar[str] = "LoRA"
-    tensors: ClassVar[re.Pattern[str]] = re.compile(r"(.+)\.(lora_[AB])(?:\.default)?\.weight")
+    tensors: ClassVar[re.Pattern[str]] = re.compile(
+        r"(.+)\.(lora_[AB](?=(?:\.default)?\.weight$)|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
+    )
     rank: int
     alpha: float
     ranks: Mapping[str, int]  # of modules that have one of their own, and so below
     alphas: Mapping[str, float]
     use_rslora: bool
+    use_dora: bool
 
     @classmethod
     def read(cls, folder: Path, values: Mapping[str, Any], modules: Iterable[str]) -> PeftLora:
@@ -60,15 +64,24 @@ class PeftLora:
                 _by_module(values.get("rank_pattern") or {}, modules, _rank),
                 _by_module(values.get("alpha_pattern") or {}, modules, float),
                 bool(values.get("use_rslora")),
+                bool(values.get("use_dora")),
             )
 
-    def weights(self, module: str, parts: Mapping[str, Tensor]) -> LoraWeights:
-        if missing := {"lora_A", "lora_B"} - parts.keys():
-            raise ValueError(f"lacks its {missing.pop()}")
+    def weights(self, module: str, parts: Mapping[str, Tensor]) -> LoraWeights | DoraWeights:
+        expected = {"lora_A", "lora_B"} | ({MAGNITUDE} if self.use_dora else set())
+        if missing := sorted(expected - parts.keys()):
+            raise ValueError(f"lacks its {missing[0]}")
+        if parts.keys() - expected:
+            raise ValueError(f"has a {MAGNITUDE}, its configuration does not say use_dora")
         a, b, rank = parts["lora_A"], parts["lora_B"], self.rank_of(module)
         if not (a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == rank):
             raise ValueError(f"has shapes {list(a.shape)} and {list(b.shape)}, its configuration says rank {rank}")
-        return LoraWeights(a.float(), b.float() * self.scale_of(module))
+        lora = LoraWeights(a.float(), b.float() * self.scale_of(module))
+        if not self.use_dora:
+            return lora
+        if (magnitude := parts[MAGNITUDE].float()).shape != (len(b),):
+            raise ValueError(f"has a {MAGNITUDE} of shape {list(magnitude.shape)}, its rows are {len(b)}")
+        return DoraWeights(lora, magnitude, torch.ones(len(b), dtype=torch.bool))
 
     def rank_of(self, module: str) -> int:
         return self.ranks.get(module, self.rank)

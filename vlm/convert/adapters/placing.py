@@ -7,7 +7,7 @@ an adapter has for each row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from vlm.artifacts.weights import PrefixView
-from vlm.convert.adapters.peft import read_peft
+from vlm.convert.adapters.peft import PeftAdapter, read_peft
+from vlm.convert.adapters.trained_tensors import Replacement, is_tied, replacements
 from vlm.convert.roles import named_tensors, partition_tensors
 from vlm.convert.rules import Step
 from vlm.errors import CheckpointError, listed
@@ -34,22 +35,57 @@ def read_layers(
     """Returns what the adapter of a folder changes of each network of a model, by role. Raises ConfigError for a kind
     of adapter that is not done; CheckpointError for a damaged one, and for one of another model, which names all
     modules that these networks have not, or of another shape."""
-    base, modules = read_peft(folder)
-    names = named_tensors(_by_weight(modules), spec)
+    return place(read_peft(folder), folder, spec, configs, roles).layers
+
+
+def read_all(folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...]) -> PlacedAdapter:
+    """Returns what the adapter of a folder changes, tensors that it replaces included. Raises as read_layers."""
+    return place(read_peft(folder, merging=True), folder, spec, configs, roles)
+
+
+@dataclass(frozen=True)
+class PlacedAdapter:
+    """What an adapter changes of each network of a model, by role."""
+
+    layers: dict[str, Layers]
+    tensors: dict[str, Mapping[str, Sequence[Replacement]]]  # by their names in the network
+
+
+def place(
+    adapter: PeftAdapter, folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...]
+) -> PlacedAdapter:
+    """Returns where an adapter's changes belong. Raises CheckpointError as read_layers."""
+    names = named_tensors(_by_weight(adapter), spec)
     by_role = partition_tensors(names, spec.roles)
     placing = {
         role: _Placing(model_spec(spec.roles[role].model), configs[role]) for role in roles if role in spec.roles
     }
     for role, each in placing.items():
         own = spec.roles[role]
-        each.place(modules, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
-    errors = [error for each in placing.values() for error in each.errors]
-    if strays := sorted(modules.keys() - {name for each in placing.values() for name in each.placed}):
-        errors.append(f"{listed(strays)} is no linear layer of its {' or '.join(placing)}{_elsewhere(spec, placing)}")
-    if errors:
-        made_for = f"; it was made for {base}" if base else ""
+        each.place(adapter, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
+    if errors := [*(error for each in placing.values() for error in each.errors), *_strays(adapter, placing, spec)]:
+        made_for = f"; it was made for {adapter.base}" if adapter.base else ""
         raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{made_for}.")
-    return {role: each.layers for role, each in placing.items()}
+    return PlacedAdapter(
+        {role: each.layers for role, each in placing.items()}, {role: each.tensors for role, each in placing.items()}
+    )
+
+
+def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilySpec) -> Iterator[str]:
+    """Yields what is wrong with modules and tensors that have no place in any network."""
+    placed = {name for each in placing.values() for name in each.placed}
+    replaced = {name for each in placing.values() for name in each.replaced}
+    tied = {name for each in placing.values() for name in each.tied} - replaced
+    networks = " or ".join(placing)
+    if strays := sorted(adapter.modules.keys() - placed):
+        yield f"{listed(strays)} is no linear layer of its {networks}{_elsewhere(spec, placing)}"
+    if tied:
+        yield (
+            f"{listed(sorted(tied))} is one tensor with others in this model (tied embeddings), and would be one of its"
+            " own: merge it with PEFT (merge_and_unload(), save_pretrained())"
+        )
+    if strays := sorted(adapter.trained.keys() - placed - replaced - tied):
+        yield f"{listed(strays)} is no tensor of its {networks}"
 
 
 def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
@@ -58,9 +94,9 @@ def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
     return f" (vlm convert --merge-lora takes its {others[0]} network's, too)" if others else ""
 
 
-def _by_weight(modules: Mapping[str, AdapterWeights]) -> dict[str, Any]:
-    """Returns the modules' names by those of their weights, which rules and prefixes are about."""
-    return {f"{name}.weight": name for name in modules}
+def _by_weight(adapter: PeftAdapter) -> dict[str, Any]:
+    """Returns the names of modules by those of their weights, which rules and prefixes are about, and of tensors."""
+    return {f"{name}.weight": name for name in adapter.modules} | {name: name for name in adapter.trained}
 
 
 @dataclass
@@ -70,21 +106,53 @@ class _Placing:
     model: ModelSpec
     config: Any
     layers: dict[str, list[AdapterWeights]] = field(default_factory=lambda: defaultdict(list))
-    placed: set[str] = field(default_factory=set)  # modules, those of a wrong shape included
+    tensors: dict[str, list[Replacement]] = field(default_factory=lambda: defaultdict(list))
+    # those of a wrong shape included: modules, and tensors that nothing reads; tensors that take another one's place
+    placed: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
+    tied: set[str] = field(default_factory=set)  # tensors that others here are copies of
     errors: list[str] = field(default_factory=list)
 
-    def place(self, modules: Mapping[str, AdapterWeights], names: Mapping[str, str]) -> None:
-        """Takes the modules that are of this network; `names`: theirs, by those of their weights here."""
-        linears = {n: m for n, m in self.model.skeleton(self.config).named_modules() if isinstance(m, Linear)}
-        for step in (step for rule in self.model.rules(self.config) for step in rule.steps(names)):
-            paths = [name.removesuffix(".weight") for name in step.targets]
-            if not paths and not step.beside:  # weights that no computation reads
-                self.placed |= {names[source] for source in step.sources}
-            elif paths and all(path in linears for path in paths):
-                targets = {path: linears[path] for path in paths}
-                for source in (source for source in step.sources if source in names):
-                    self.placed.add(names[source])
-                    self._add(step, source, targets, names[source], modules[names[source]])
+    def place(self, adapter: PeftAdapter, names: Mapping[str, str]) -> None:
+        """Takes what is of this network; `names`: of modules and tensors, by those of weights here."""
+        network = self.model.skeleton(self.config)
+        linears = {name: module for name, module in network.named_modules() if isinstance(module, Linear)}
+        shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        for rule in self.model.rules(self.config):
+            for step in rule.steps(names):
+                if not step.targets and not step.beside:  # weights that no computation reads
+                    self.placed |= {names[source] for source in step.sources}
+                    continue
+                paths = [name.rpartition(".")[0] for name in step.targets]
+                targets = {path: linears[path] for path in paths if path in linears}
+                trained = {s: adapter.trained[names[s]] for s in step.sources if names.get(s) in adapter.trained}
+                if trained and is_tied(rule, step):
+                    self.tied |= {names[source] for source in trained}
+                elif trained and all(name in shapes for name in step.targets):
+                    self._replace(step, trained, names, shapes=shapes, sizes=_source_sizes(step, targets))
+                if targets and len(targets) == len(paths):
+                    self._change(step, targets, adapter.modules, names)
+
+    def _change(
+        self,
+        step: Step,
+        targets: Mapping[str, Linear],
+        modules: Mapping[str, AdapterWeights],
+        names: Mapping[str, str],
+    ) -> None:
+        for source in (source for source in step.sources if names.get(source) in modules):
+            self.placed.add(names[source])
+            self._add(step, source, targets, names[source], modules[names[source]])
+
+    def _replace(self, step: Step, trained: Mapping[str, Tensor], names: Mapping[str, str], **layout: Any) -> None:
+        self.replaced |= {names[source] for source in trained}
+        try:
+            found = replacements(step, trained, **layout)
+        except (ValueError, RuntimeError) as error:  # torch refuses the shapes
+            self.errors.append(f"{listed(names[source] for source in trained)} {error}")
+            return
+        for name, each in found.items():
+            self.tensors[name].append(each)
 
     def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, change: AdapterWeights) -> None:
         sizes, width = _source_sizes(step, targets), next(iter(targets.values())).in_features

@@ -18,6 +18,19 @@ Move = Callable[
 ]  # values [out, k] of a weight's rows -> those of each layer that has some of them
 
 
+class BaseLayer(Protocol):
+    """What a process has of the layer beneath an adapter, whose changes may depend on it."""
+
+    def bias(self, count: int) -> Tensor | None:
+        """Returns the bias [count] float32 that is added here, zeros in rows of other ranks; None: there is none."""
+        ...
+
+    def row_norms(self, a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
+        """Returns the norms [out] float32 of the rows of W + b a, a [rank, in], b [out, rank], W as it is kept; rows
+        [out] bool: those that are asked for. Others, and those of other ranks, may be anything but 0."""
+        ...
+
+
 class AdapterWeights(Protocol):
     """What one adapter changes of a layer: an object of its kind."""
 
@@ -40,15 +53,25 @@ class AdapterWeights(Protocol):
         """Returns what is changed of these rows, whose inputs are these columns; None where that is nothing."""
         ...
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> AdapterWeights: ...
+    def beside(self, base: BaseLayer) -> Sequence[BankWeights]:
+        """Returns the same as banks hold it, beside this layer."""
+        ...
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Returns a weight [out, in], in float32, with the change in it."""
+        """Returns a weight [out, in], in float32, with the change in it. Raises ValueError where there is none."""
         ...
 
     def merged_bias(self, bias: Tensor) -> Tensor:
         """Returns a bias [out], in float32, with the change in it."""
         ...
+
+
+class BankWeights(AdapterWeights, Protocol):
+    """What a bank takes of an adapter."""
+
+    def part(self, rows: slice, columns: slice) -> BankWeights | None: ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> BankWeights: ...
 
     def bank(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom) -> KindBank:
         """Returns what holds changes of this kind for one Linear; it is empty."""
@@ -57,6 +80,11 @@ class AdapterWeights(Protocol):
 
 class KindBank(Protocol):
     """Holds what adapters of one kind change of a Linear, each in its slot."""
+
+    @property
+    def adds(self) -> bool:
+        """Says whether it adds to a result, which banks that do not have changed before."""
+        ...
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -78,6 +106,7 @@ class KindBank(Protocol):
 
 # by the path of a Linear: what is changed of it, by each of the modules that it is made of
 Layers = Mapping[str, Sequence[AdapterWeights]]
+BankLayers = Mapping[str, Sequence[BankWeights]]
 
 
 def rank_of(adapter: Mapping[str, Layers]) -> int:
@@ -110,7 +139,7 @@ class AdapterBank(nn.Module):
     def __init__(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom):
         super().__init__()
         self.in_features, self.part_sizes, self.room = in_features, part_sizes, room
-        self._kinds: dict[type[AdapterWeights], KindBank] = {}
+        self._kinds: dict[type[BankWeights], KindBank] = {}  # those that add come last
 
     @property
     def is_empty(self) -> bool:
@@ -118,7 +147,7 @@ class AdapterBank(nn.Module):
         return not self._kinds
 
     @property
-    def parts(self) -> list[tuple[type[AdapterWeights], Any]]:
+    def parts(self) -> list[tuple[type[BankWeights], Any]]:
         """Returns what there is room for, of each kind."""
         return [(kind, part) for kind, bank in self._kinds.items() for part in bank.parts]
 
@@ -127,11 +156,12 @@ class AdapterBank(nn.Module):
         for bank in self._kinds.values():
             bank.clear(slot)
 
-    def put(self, slot: int, part: str, weights: AdapterWeights) -> None:
+    def put(self, slot: int, part: str, weights: BankWeights) -> None:
         """Takes what an adapter changes of a part, on the device and in the type that the layer computes in."""
         kind = type(weights)
         if kind not in self._kinds:
-            self._kinds[kind] = weights.bank(self.in_features, self.part_sizes, self.room)
+            kinds = self._kinds | {kind: weights.bank(self.in_features, self.part_sizes, self.room)}
+            self._kinds = dict(sorted(kinds.items(), key=lambda each: each[1].adds))
         self._kinds[kind].put(slot, part, weights)
 
     def forward(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vlm.layers.adapters.base import AdapterRoom, Move, Product
+from vlm.layers.adapters.base import AdapterRoom, BaseLayer, Move, Product
 from vlm.ops.scale_rows import scale_rows
 
 
 @dataclass(frozen=True)
 class Ia3Weights:
-    """What one adapter scales of a Linear: its outputs, bias included, or its inputs."""
+    """What one adapter scales of a Linear: its outputs, bias included, or its inputs. DoRAs scale outputs, too."""
 
     scales: Tensor  # [out], or [in] where `of_inputs`
     of_inputs: bool
     rows: Tensor | None = None  # [out] bool: the outputs whose inputs are scaled, None: all
+    shifts: Tensor | None = None  # [out]: what is added to scaled outputs, None: nothing
 
     @property
     def rank(self) -> int:
@@ -42,11 +43,16 @@ class Ia3Weights:
         if self.of_inputs:
             is_own = self.rows is None or bool(self.rows[rows].any())
             return Ia3Weights(self.scales[columns], of_inputs=True) if is_own else None
-        scales = self.scales[rows]
-        return None if scales.eq(1).all() else replace(self, scales=scales)
+        scales, shifts = self.scales[rows], None if self.shifts is None else self.shifts[rows]
+        return None if scales.eq(1).all() else replace(self, scales=scales, shifts=shifts)
+
+    def beside(self, base: BaseLayer) -> list[Ia3Weights]:
+        return [self]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Ia3Weights:
-        return replace(self, scales=self.scales.to(device))  # in float32, as PEFT keeps them beside any type
+        shifts = None if self.shifts is None else self.shifts.to(device)
+        # in float32, as PEFT keeps them beside any type
+        return replace(self, scales=self.scales.to(device), shifts=shifts)
 
     def merged(self, weight: Tensor) -> Tensor:
         if not self.of_inputs:
@@ -65,23 +71,29 @@ class Ia3Bank:
     """Holds the scales of all adapters for one Linear: of its outputs, and of the inputs of each part that one of them
     changes."""
 
+    adds = False
+
     def __init__(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom):
         self.in_features, self.room = in_features, room
         bounds = itertools.pairwise(itertools.accumulate(part_sizes.values(), initial=0))
         self._columns = {part: slice(*place) for part, place in zip(part_sizes, bounds, strict=True)}
         # the last row of each is of ones: NO_ADAPTER's
         self._outputs: Tensor | None = None  # [n + 1, out]
+        self._shifts: Tensor | None = None  # [n + 1, out], where any are not zeros; its last row is
         self._inputs: dict[str, Tensor] = {}  # by part: [n + 1, in]
 
     @property
     def parts(self) -> list[str]:
-        """Returns what there is room for: the outputs, and parts for their inputs."""
-        return ["outputs"] * (self._outputs is not None) + [f"{part} inputs" for part in self._inputs]
+        """Returns what there is room for: the outputs, what is added to them, and parts for their inputs."""
+        own = {"outputs": self._outputs, "shifts": self._shifts}
+        return [name for name, held in own.items() if held is not None] + [f"{part} inputs" for part in self._inputs]
 
     def clear(self, slot: int) -> None:
         """Forgets what lies in a slot."""
         for scales in (*self._inputs.values(), *([] if self._outputs is None else [self._outputs])):
             scales[slot] = 1.0
+        if self._shifts is not None:
+            self._shifts[slot] = 0.0
 
     def put(self, slot: int, part: str, weights: Ia3Weights) -> None:
         """Takes an adapter's scales of a part, on the device."""
@@ -92,10 +104,14 @@ class Ia3Bank:
         if self._outputs is None:
             self._outputs = ones(max(columns.stop for columns in self._columns.values()))
         self._outputs[slot, self._columns[part]][: len(weights.scales)] = weights.scales
+        if weights.shifts is not None:
+            if self._shifts is None:
+                self._shifts = torch.zeros_like(self._outputs)
+            self._shifts[slot, self._columns[part]][: len(weights.shifts)] = weights.shifts
 
     def __call__(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
         y = self._product(x, adapter_ids, product)
-        return y if self._outputs is None else scale_rows(y, adapter_ids, self._outputs)
+        return y if self._outputs is None else scale_rows(y, adapter_ids, self._outputs, self._shifts)
 
     def _product(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
         """Computes the product of scaled inputs. Parts have one each where they are scaled apart, which few adapters

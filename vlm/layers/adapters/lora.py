@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vlm.layers.adapters.base import AdapterRoom, Move, Product
+from vlm.layers.adapters.base import AdapterRoom, BaseLayer, Move, Product
 from vlm.ops.add_lora import add_lora
 from vlm.ops.lora_matrices import LoraMatrices
 
@@ -36,6 +36,9 @@ class LoraWeights(NamedTuple):
     def part(self, rows: slice, columns: slice) -> LoraWeights | None:
         return LoraWeights(self.a[:, columns], self.b[rows]) if self.b[rows].any() else None
 
+    def beside(self, base: BaseLayer) -> list[LoraWeights]:
+        return [self]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> LoraWeights:
         return LoraWeights(self.a.to(device, dtype), self.b.to(device, dtype))
 
@@ -52,6 +55,8 @@ class LoraWeights(NamedTuple):
 class LoraBank(nn.Module):
     """Holds the matrices of all adapters for one Linear. A part of its outputs has room for them once one changes it:
     what no adapter changes costs nothing."""
+
+    adds = True
 
     def __init__(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom):
         super().__init__()
