@@ -282,7 +282,7 @@ def t5gemma(seed: int = 1, spread: float = 0.3, encoder: dict | None = None, dec
     return model
 
 
-def t5gemma2(seed: int = 1, spread: float = 0.25, text: dict | None = None, decoder: dict | None = None, **options):
+def t5gemma2(seed: int = 1, spread: float = 0.25, text: dict | None = None, encoder: dict | None = None, **options):
     """Random T5Gemma2ForConditionalGeneration, whose windows, of one more token to the right than to the left, tell;
     saved with the settings that say its images' size. Id 57 follows an image; `text`: of both sides."""
     shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 12,
@@ -292,10 +292,10 @@ def t5gemma2(seed: int = 1, spread: float = 0.25, text: dict | None = None, deco
     tower = {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
              "num_attention_heads": 3, "image_size": 32, "patch_size": 4}  # fmt: skip
     encoder = {"text_config": dict(shape), "vision_config": tower, "mm_tokens_per_image": 16, "boi_token_index": 56,
-               "eoi_token_index": 57}  # fmt: skip
+               "eoi_token_index": 57} | (encoder or {})  # fmt: skip
     torch.manual_seed(seed)
     config = T5Gemma2Config(
-        encoder=encoder, decoder=shape | (decoder or {}), **{"image_token_index": 58, "vocab_size": 60, **options}
+        encoder=encoder, decoder=dict(shape), **{"image_token_index": 58, "vocab_size": 60, **options}
     )
     model = T5Gemma2ForConditionalGeneration(config)
     model.generation_config.decoder_start_token_id = 2

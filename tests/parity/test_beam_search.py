@@ -66,7 +66,7 @@ class Words(StoppingCriteria):
         return torch.tensor([any(ends_with(row, word) for word in self.words) for row in rows])
 
 
-@pytest.fixture(scope="module", params=["t5", "bart", "mbart", "m2m100", "marian", "pegasus", "t5gemma"])
+@pytest.fixture(scope="module", params=["t5", "bart", "mbart", "m2m100", "marian", "pegasus", "t5gemma", "t5gemma2"])
 def subject(request, tmp_path_factory):
     make = {
         "t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
@@ -76,6 +76,7 @@ def subject(request, tmp_path_factory):
         "marian": lambda: tiny.marian(spread=0.25, logits_bias=True),
         "pegasus": lambda: tiny.pegasus(logits_bias=True),
         "t5gemma": lambda: tiny.t5gemma(seed=4, spread=0.6),
+        "t5gemma2": lambda: tiny.t5gemma2(seed=4, spread=0.4),
     }
     model = make[request.param]()
     engine = engine_dir(model, tmp_path_factory.mktemp("beams"), max_batch_size=16)

@@ -39,12 +39,12 @@ def _side(hidden: int, layers: int, ffn: int, *, heads: int, kv_heads: int, wind
         "query_pre_attn_scalar": 256,
         "sliding_window": window,
         "max_position_embeddings": 32768 if heads == 4 else 131072,
-        **({} if heads == 4 else {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }
 
 
 def _t5gemma2(side: dict[str, Any]) -> dict[str, Any]:
-    """Returns a model both of whose sides have a shape that Gemma 3 is published in, with Gemma 3's tower."""
+    """Returns a model of Gemma 3's tower, both of whose sides have a shape that Gemma 3 is published in."""
     ids = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 1}
     tower = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
              "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 896, "patch_size": 14}  # fmt: skip

@@ -32,8 +32,7 @@ EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
 def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphForm = qdq.FORM) -> None:
     """Writes graph `name` of a network to `path`, large weights to a file beside it. ConfigError for a
     network that graphs cannot express."""
-    if why := _inexpressible(network):
-        raise ConfigError(f"this model {why}, which exported graphs cannot express; build it for --backend torch.")
+    check_expressible(network)
     # a span of one would be taken for all that there is
     module, inputs = GRAPHS[name](network).eval(), examples(replace(io, max_span=None))
     with _quiet(), torch.no_grad(), products_as_nodes(network):
@@ -59,6 +58,12 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphFo
     program.save(path, external_data=size > EXTERNAL_FROM)
 
 
+def check_expressible(network: nn.Module) -> None:
+    """Raises ConfigError for a network, which may be a skeleton, that graphs cannot express."""
+    if why := _inexpressible(network):
+        raise ConfigError(f"this model {why}, which exported graphs cannot express; build it for --backend torch.")
+
+
 def _inexpressible(network: nn.Module) -> str | None:
     """Returns what a network does that graphs cannot express; None: nothing."""
     layers = [module for module in network.modules() if isinstance(module, Attention)]
@@ -66,7 +71,7 @@ def _inexpressible(network: nn.Module) -> str | None:
         return "caps its attention scores"
     if any(isinstance(layer, MergedAttention) for layer in layers):
         return "attends to its output and to what it read in one softmax"
-    if any(layer.variant.ahead is not None for layer in layers):
+    if any(layer.variant.reach_ahead != layer.variant.reach for layer in layers):
         return "looks further to one side than to the other"
     return None
 
