@@ -295,7 +295,7 @@ def t5gemma2(seed: int = 1, spread: float = 0.25, text: dict | None = None, enco
                "eoi_token_index": 57} | (encoder or {})  # fmt: skip
     torch.manual_seed(seed)
     config = T5Gemma2Config(
-        encoder=encoder, decoder=dict(shape), **{"image_token_index": 58, "vocab_size": 60, **options}
+        encoder=encoder, decoder=dict(shape), **{"image_token_index": 59, "vocab_size": 60, **options}
     )
     model = T5Gemma2ForConditionalGeneration(config)
     model.generation_config.decoder_start_token_id = 2
