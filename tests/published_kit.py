@@ -345,10 +345,13 @@ LAYOUTS = {
     "google-t5__t5-small": _OLD_T5,
     "google__byt5-small": _OLD_T5,
     "google__pegasus-large": _OLD_BART,
-    "google__t5gemma-2-270m-270m": Layout(dtype=torch.bfloat16, renamed={
-        "model.encoder.text_model.": "model.encoder.",
-        "model.encoder.vision_tower.": "model.encoder.vision_tower.vision_model.",
-    }),
+    "google__t5gemma-2-270m-270m": Layout(
+        dtype=torch.bfloat16,
+        renamed={
+            "model.encoder.text_model.": "model.encoder.",
+            "model.encoder.vision_tower.": "model.encoder.vision_tower.vision_model.",
+        },
+    ),
     "google__t5gemma-2b-2b-prefixlm-it": Layout(shards=2, dtype=torch.bfloat16),
     "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
     "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,

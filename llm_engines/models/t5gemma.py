@@ -264,7 +264,11 @@ def encoder_rules(config: T5GemmaConfig) -> list[Any]:
     """Returns weight rules for the encoder of `T5GemmaForConditionalGeneration` (names without `model.encoder.`)."""
     sublayers = {"self_attn": "attention", "feedforward": "ffn"}
     embedding = Rename("embed_tokens.weight", "embedding.weight")
-    return [embedding, *stack_rules("", sublayers), *projections("", "self_attn", "attention", bias=config.attention_bias)]
+    return [
+        embedding,
+        *stack_rules("", sublayers),
+        *projections("", "self_attn", "attention", bias=config.attention_bias),
+    ]
 
 
 def decoder_rules(config: T5GemmaConfig) -> list[Any]:

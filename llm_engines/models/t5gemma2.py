@@ -1,4 +1,4 @@
-"""T5Gemma 2: an encoder and a decoder of Gemma 3's shape (Zhang et al., arXiv:2512.14856; Gemma Team, arXiv:2503.19786).
+"""T5Gemma 2: an encoder and a decoder of Gemma 3's shape (Zhang et al., arXiv:2512.14856; Gemma 3: arXiv:2503.19786).
 
 What T5Gemma has, but for caps of scores: each head's queries and keys are normed, layers of windows have rotary
 positions of their own, and the decoder attends to its sequence and to the encoder's output in one softmax, by the same

@@ -22,7 +22,7 @@ def reference(
     scale: float,
     variant: AttentionVariant = PLAIN,
 ) -> Tensor:
-    own, crossed = (cached_tokens(kv, *part) for part in ((tables[0], slots, lengths[0]), (tables[1], slots, lengths[1])))
+    own, crossed = (cached_tokens(kv, table, slots, count) for table, count in zip(tables, lengths, strict=True))
     back = torch.arange(own[2].shape[1], device=q.device) - (lengths[0][:, None] - 1)
     seen = variant.within(own[2], back)
     assert seen is not None

@@ -1,4 +1,4 @@
-"""Flash-decoding over a row's own tokens and those of its encoder's output, as if they followed each other in one table.
+"""Flash-decoding over a row's own tokens and those of its encoder's output, as if they followed each other.
 
 A program per (row, head of keys, split), as in `grouped_attention`: token n of the `own` that a row's window holds is
 its sequence's, each one after them the encoder's.
