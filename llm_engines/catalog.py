@@ -30,6 +30,8 @@ MODELS = (
     ModelRef("t5-encoder", "llm_engines.models.t5:ENCODER_SPEC"),
     ModelRef("t5gemma", "llm_engines.models.t5gemma:SPEC"),
     ModelRef("t5gemma-encoder", "llm_engines.models.t5gemma:ENCODER_SPEC"),
+    ModelRef("t5gemma2", "llm_engines.models.t5gemma2:SPEC"),
+    ModelRef("t5gemma2-encoder", "llm_engines.models.t5gemma2:ENCODER_SPEC"),
 )
 FAMILIES = (
     t5.T5_ENCODER,

@@ -34,10 +34,4 @@ UNSUPPORTED = (
                       " (--model google/pegasus-large), which reads 1,024 tokens",
         by_config=True,
     ),
-    Unsupported(
-        lambda model: model.config.get("model_type") == "t5gemma2",
-        lambda model: "is T5Gemma 2, whose self- and cross-attention are one, which is not run; give a T5Gemma"
-                      " (--model google/t5gemma-2b-2b-prefixlm-it)",
-        by_config=True,
-    ),
 )  # fmt: skip

@@ -19,6 +19,7 @@ MODELS = {
     "t5": lambda: tiny.t5(seed=1, tied=False),
     "gated t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
     "t5gemma": lambda: tiny.t5gemma(),
+    "t5gemma2": lambda: tiny.t5gemma2(),
     "umt5": lambda: tiny.t5(seed=1, kind="umt5"),
     "bart": lambda: tiny.bart(seed=5),
     "mbart": lambda: tiny.bart(seed=3, multilingual=True),

@@ -20,6 +20,7 @@ from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
 from vlm.ops import kv_write as write_op
 from vlm.ops import last_tokens as last_tokens_op
+from vlm.ops import merged_attention as merged_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
@@ -39,6 +40,7 @@ from vlm.ops.kernels import embed as embed_kernel
 from vlm.ops.kernels import kv_write as write_kernel
 from vlm.ops.kernels import last_tokens as last_tokens_kernel
 from vlm.ops.kernels import linear as linear_kernel
+from vlm.ops.kernels import merged_attention as merged_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
@@ -148,6 +150,28 @@ def grouped_attention(device: torch.device) -> None:
                 want = attention_op.reference(q.to(device), kv, *options)
                 found = attention_kernel.paged_attention(q.to(device), kv, *options)
                 torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+
+
+def merged_attention(device: torch.device) -> None:
+    # sequences and encoders' outputs of any lengths, in tables of different widths: one split and several
+    for rows, heads, kv_heads, dim, block, widths in (
+        (3, 4, 1, 12, 8, (5, 9)), (2, 6, 2, 32, 16, (20, 3)), (5, 2, 2, 64, 8, (4, 30)),
+    ):  # fmt: skip
+        keys, values = (torch.randn(99, kv_heads, block, dim) for _ in range(2))
+        keys[-1], values[-1] = float("nan"), float("nan")
+        tables, slots = tuple(_ints(98, SLOTS, width).to(device) for width in widths), _ints(SLOTS, rows)
+        lengths = [_ints(width * block + 1, rows, low=1) for width in widths]
+        lengths[0][0], lengths[1][-1] = 1, 1
+        tables[0][slots[0].item(), 1:] = 98
+        lengths[0][slots == slots[0]] = 1
+        q, whole = torch.randn(rows, 2, heads, dim, device=device)[:, 1], tuple(x.to(device) for x in lengths)
+        attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
+        for kv in _kept(keys, values, device):
+            for variant in VARIANTS:
+                options = (tables, slots.to(device), whole, dim**-0.5, variant)
+                found = merged_kernel.merged_attention(q, kv, *options)
+                torch.testing.assert_close(found, merged_op.reference(q, kv, *options), atol=5e-6, rtol=1e-5)
+                assert kv.arrivals is not None and not kv.arrivals.any()
 
 
 def step_attention(device: torch.device) -> None:
@@ -277,7 +301,8 @@ def packed_attention(device: torch.device) -> None:
         whole, tiles = (torch.tensor(packed_op.tiles_of(lengths, n), dtype=torch.int32) for n in (None, 64))
         tiles = torch.cat([tiles, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
         for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
-            for variant in VARIANTS:
+            # of windows some look further to one side
+            for variant in (*VARIANTS, AttentionVariant(None, 3, 4), AttentionVariant(None, 66, 0)):
                 want = packed_op.reference(q, k, v, whole, dim**-0.5, bias, variant)
                 found = packed_kernel.packed_attention(q, k, v, tiles, dim**-0.5, bias, variant)
                 torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
@@ -576,6 +601,7 @@ CASES = {
         paged_attention,
         packed_attention,
         grouped_attention,
+        merged_attention,
         step_attention,
         prefill_attention,
         rotary,

@@ -186,13 +186,21 @@ SMALL |= {
     ),
     "blip-2": Small({"num_query_tokens": 5}, model="Blip2ForConditionalGeneration", parts={
         "vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer", "text_config": "opt"}),
+    "t5gemma2": Small({"vocab_size": VOCAB}, parts={"encoder": "t5gemma2_encoder", "decoder": "t5gemma2_decoder"},
+                      model="T5Gemma2ForConditionalGeneration"),
+    # its class makes the embedding's scale in the type that a part names, whatever it is loaded in
+    "t5gemma2_encoder": Small({"vocab_size": VOCAB, "mm_tokens_per_image": 1, "dtype": "float32"}, parts={
+        "text_config": "t5gemma2_text", "vision_config": "siglip_vision_model"}),
+    **dict.fromkeys(("t5gemma2_text", "t5gemma2_decoder"), Small(
+        _LLAMA | {"head_dim": 12, "sliding_window": 4, "dtype": "float32"},
+        {"num_key_value_heads": _groups, "layer_types": lambda config: config["layer_types"][4:6]})),
     "vision-encoder-decoder": Small({}, parts={"encoder": "donut-swin", "decoder": "mbart"},
                                     model="VisionEncoderDecoderModel"),
 }  # fmt: skip
 # the cases of these stand in test_published_vision.py
 VISUAL = (
     "blip-2", "florence2", "idefics3", "lighton_ocr", "llava", "llava_llama", "mistral3", "qwen2_5_vl", "qwen2_vl",
-    "pix2struct", "smolvlm", "vision-encoder-decoder",
+    "pix2struct", "smolvlm", "t5gemma2", "vision-encoder-decoder",
 )  # fmt: skip
 
 
@@ -337,6 +345,13 @@ LAYOUTS = {
     "google-t5__t5-small": _OLD_T5,
     "google__byt5-small": _OLD_T5,
     "google__pegasus-large": _OLD_BART,
+    "google__t5gemma-2-270m-270m": Layout(
+        dtype=torch.bfloat16,
+        renamed={
+            "model.encoder.text_model.": "model.encoder.",
+            "model.encoder.vision_tower.": "model.encoder.vision_tower.vision_model.",
+        },
+    ),
     "google__t5gemma-2b-2b-prefixlm-it": Layout(shards=2, dtype=torch.bfloat16),
     "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
     "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,
@@ -404,7 +419,8 @@ def publish(
         layout = dataclasses.replace(layout, tied=True)
     small = SMALL[config["model_type"]]
     layout.write(small.finish(pull_apart(made, 0, small.spread)), folder)
-    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+    # parts of parts keep the type that their own configurations name
+    return kind.from_pretrained(folder, dtype=torch.float32).float().eval()
 
 
 def write_config(config: Config, folder: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import (
     DonutSwinConfig,
     Florence2Config,
     Florence2ForConditionalGeneration,
+    Gemma3ImageProcessor,
     GPT2Config,
     GPT2LMHeadModel,
     GPTBigCodeConfig,
@@ -55,6 +56,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
+    T5Gemma2Config,
+    T5Gemma2ForConditionalGeneration,
     T5GemmaConfig,
     T5GemmaForConditionalGeneration,
     TrOCRConfig,
@@ -276,6 +279,36 @@ def t5gemma(seed: int = 1, spread: float = 0.3, encoder: dict | None = None, dec
     model.generation_config.decoder_start_token_id = 2
     pull_apart(model, seed, spread, end=1)
     model.get_output_embeddings().weight.data /= 4  # else every token is followed by itself
+    return model
+
+
+def t5gemma2(seed: int = 1, spread: float = 0.25, text: dict | None = None, encoder: dict | None = None, **options):
+    """Random T5Gemma2ForConditionalGeneration, whose windows, of one more token to the right than to the left, tell;
+    saved with the settings that say its images' size. Id 57 follows an image; `text`: of both sides."""
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 12,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 5, "sliding_window": 6,
+             "max_position_embeddings": 128, "layer_types": ["sliding_attention", "full_attention"],
+             "final_logit_softcapping": 4.0} | (text or {})  # fmt: skip
+    tower = {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+             "num_attention_heads": 3, "image_size": 32, "patch_size": 4}  # fmt: skip
+    encoder = {"text_config": dict(shape), "vision_config": tower, "mm_tokens_per_image": 16, "boi_token_index": 56,
+               "eoi_token_index": 57} | (encoder or {})  # fmt: skip
+    torch.manual_seed(seed)
+    config = T5Gemma2Config(
+        encoder=encoder, decoder=dict(shape), **{"image_token_index": 59, "vocab_size": 60, **options}
+    )
+    model = T5Gemma2ForConditionalGeneration(config)
+    model.generation_config.decoder_start_token_id = 2
+    pull_apart(model, seed, spread, end=1)
+    # else every token is followed by itself
+    model.get_output_embeddings().weight.data /= 4
+    save = model.save_pretrained
+
+    def save_with_processor(folder, **told):
+        save(folder, **told)
+        Gemma3ImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+
+    model.save_pretrained = save_with_processor
     return model
 
 

@@ -12,6 +12,7 @@ from visual_engines.families import (
     nougat,
     pix2struct,
     qwen_vl,
+    t5gemma2,
     trocr,
     vila,
 )
@@ -27,6 +28,7 @@ MODELS = (
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("pix2struct-vision", "visual_engines.models.pix2struct:SPEC"),
     ModelRef("qwen-vl-vision", "visual_engines.models.qwen_vl:SPEC"),
+    ModelRef("t5gemma2-vision", "visual_engines.models.t5gemma2:SPEC"),
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
     ModelRef("vit", "visual_engines.models.vit_encoder:SPEC"),
 )
@@ -42,6 +44,7 @@ FAMILIES = (
     llava.LLAVA,
     blip2.BLIP2_OPT,
     blip2.BLIP2_T5,
+    t5gemma2.T5GEMMA2,
     vila.VILA,
 )
 CONVERTERS = (vila.CONVERTER, llava.CONVERTER)  # VILA's folders look like LLaVA's

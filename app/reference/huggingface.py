@@ -26,6 +26,7 @@ WITH_IMAGES = {  # model_type -> class
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "smolvlm": "SmolVLMForConditionalGeneration",
+    "t5gemma2": "T5Gemma2ForConditionalGeneration",
     "vision-encoder-decoder": "VisionEncoderDecoderModel",
 }
 

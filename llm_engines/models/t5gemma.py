@@ -83,44 +83,44 @@ def parse_encoder(hf: dict[str, Any]) -> T5GemmaConfig:
 def _parse(hf: dict[str, Any], side: str) -> T5GemmaConfig:
     own = hf.get(side) or {}
     reader = ConfigReader(own, f"T5Gemma {side}")
-    heads, layers = reader.size("num_attention_heads", 8), reader.size("num_hidden_layers", 26)
-    kv_heads, head_size = reader.size("num_key_value_heads", 4), reader.size("head_dim", 256)
-    positions = reader.size("max_position_embeddings", 8192)
-    config = {
-        "vocab_size": reader.size("vocab_size", 256000),
-        "hidden_size": reader.size("hidden_size", 2304),
-        "num_layers": layers,
-        "num_heads": heads,
-        "max_positions": positions,
-        "kv_heads": kv_heads,
-        "head_size": head_size,
-        "ffn_size": reader.size("intermediate_size", 9216),
+    config = sizes(hf, reader, vocab_size=256000, max_positions=8192)
+    slides = reader.sliding_layers(config["num_layers"], lambda layer: layer % 2 == 0)
+    # a decoder's window holds the token itself; an encoder's is as wide to each side, and holds it besides
+    window = reader.size("sliding_window", 4096) - (side == "decoder")
+    config |= {
         "cross_size": ConfigReader(hf.get("encoder") or {}, "T5Gemma encoder").size("hidden_size", 2304),
-        "rotary": RotaryConfig.parse(own, head_size, positions),
-        "reaches": _reaches(reader, layers, is_causal=side == "decoder"),
-        "attention_scale": reader.size("query_pre_attn_scalar", 256) ** -0.5,
+        "rotary": RotaryConfig.parse(own, config["head_size"], config["max_positions"]),
+        "reaches": tuple(window if sliding else None for sliding in slides),
         "attention_softcap": own.get("attn_logit_softcapping", 50.0),
         "logits_softcap": own.get("final_logit_softcapping", 30.0),
-        "activation": reader.activation("hidden_activation", "gelu_pytorch_tanh"),
-        "norm_eps": reader.get("rms_norm_eps", 1e-6),
-        "tied": bool(hf.get("tie_word_embeddings", True)),
-        "attention_bias": bool(reader.get("attention_bias", False)),
-        **_token_ids(hf),
     }
-    reader.multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     reader.raise_errors()
     return T5GemmaConfig(**config)
 
 
-def _reaches(reader: ConfigReader, layers: int, *, is_causal: bool) -> tuple[int | None, ...]:
-    """Reads how far each layer looks. A decoder's window holds the token itself; an encoder's is as wide to each
-    side, and holds it besides."""
-    slides = reader.sliding_layers(layers, lambda layer: layer % 2 == 0)
-    window = reader.size("sliding_window", 4096) - is_causal
-    return tuple(window if sliding else None for sliding in slides)
+def sizes(hf: dict[str, Any], reader: ConfigReader, *, vocab_size: int, max_positions: int) -> dict[str, Any]:
+    """Reads what a side of a T5Gemma and of a T5Gemma 2 have in common; `vocab_size` and `max_positions` by default."""
+    heads, kv_heads = reader.size("num_attention_heads", 8), reader.size("num_key_value_heads", 4)
+    reader.multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    return {
+        "vocab_size": reader.size("vocab_size", vocab_size),
+        "hidden_size": reader.size("hidden_size", 2304),
+        "num_layers": reader.size("num_hidden_layers", 26),
+        "num_heads": heads,
+        "max_positions": reader.size("max_position_embeddings", max_positions),
+        "kv_heads": kv_heads,
+        "head_size": reader.size("head_dim", 256),
+        "ffn_size": reader.size("intermediate_size", 9216),
+        "attention_scale": reader.size("query_pre_attn_scalar", 256) ** -0.5,
+        "activation": reader.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "norm_eps": reader.get("rms_norm_eps", 1e-6),
+        "tied": bool(hf.get("tie_word_embeddings", True)),
+        "attention_bias": bool(reader.get("attention_bias", False)),
+        **token_ids(hf),
+    }
 
 
-def _token_ids(hf: dict[str, Any]) -> dict[str, int]:
+def token_ids(hf: dict[str, Any]) -> dict[str, int]:
     """Reads the special tokens, which are the decoder's where the whole has none; an output starts from `bos`."""
     names = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 1}
     values = {name: (hf if name in hf else hf.get("decoder") or {}) for name in names}
@@ -133,11 +133,11 @@ def config_from_weights(config: T5GemmaConfig, tensors: Mapping[str, Tensor]) ->
     return dataclasses.replace(config, tied=config.tied and is_tied(HEAD, [EMBEDDING], tensors))
 
 
-def _norm(config: T5GemmaConfig) -> RmsNorm:
+def norm(config: T5GemmaConfig) -> RmsNorm:
     return RmsNorm(config.hidden_size, config.norm_eps)
 
 
-def _ffn(config: T5GemmaConfig, context: ModelContext) -> FeedForward:
+def ffn(config: T5GemmaConfig, context: ModelContext) -> FeedForward:
     return FeedForward(
         config.hidden_size, config.ffn_size, config.activation, gated=True, bias=False, out_fp32=True, context=context
     )
@@ -158,12 +158,12 @@ def _attention(config: T5GemmaConfig, context: ModelContext, reach: int | None) 
 class EncoderBlock(nn.Module):
     def __init__(self, config: T5GemmaConfig, layer: int, context: ModelContext):
         super().__init__()
-        self.attention_norm, self.attention_post_norm = _norm(config), _norm(config)
-        self.ffn_norm, self.ffn_post_norm = _norm(config), _norm(config)
+        self.attention_norm, self.attention_post_norm = norm(config), norm(config)
+        self.ffn_norm, self.ffn_post_norm = norm(config), norm(config)
         self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         kind = _attention(config, context, config.reaches[layer])
         self.attention = EncoderAttention(config.hidden_size, config.num_heads, **kind)
-        self.ffn = _ffn(config, context)
+        self.ffn = ffn(config, context)
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
@@ -177,9 +177,9 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     def __init__(self, config: T5GemmaConfig, layer: int, context: ModelContext):
         super().__init__()
-        self.self_norm, self.self_post_norm = _norm(config), _norm(config)
-        self.cross_norm, self.cross_post_norm = _norm(config), _norm(config)
-        self.ffn_norm, self.ffn_post_norm = _norm(config), _norm(config)
+        self.self_norm, self.self_post_norm = norm(config), norm(config)
+        self.cross_norm, self.cross_post_norm = norm(config), norm(config)
+        self.ffn_norm, self.ffn_post_norm = norm(config), norm(config)
         self.producers = {
             "self_attention.qkv": Producer("self_norm"),
             "cross_attention.q": Producer("cross_norm"),
@@ -189,7 +189,7 @@ class DecoderBlock(nn.Module):
         self.self_attention = SelfAttention(*sizes, **kind)
         kind = _attention(config, context, None)
         self.cross_attention = CrossAttention(*sizes, encoder_size=config.encoder_size, **kind)
-        self.ffn = _ffn(config, context)
+        self.ffn = ffn(config, context)
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.self_norm(x, delta)
@@ -209,7 +209,7 @@ class Stack(nn.Module):
         width = config.hidden_size
         self.embedding = Embedding(config.vocab_size, width, width**0.5, context=context, tied=tied)
         self.rotary = Rotary(config.rotary)
-        self.blocks, self.final_norm = Blocks(config.num_layers, block, context=context), _norm(config)
+        self.blocks, self.final_norm = Blocks(config.num_layers, block, context=context), norm(config)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the configuration and is not stored."""
@@ -254,7 +254,11 @@ def encoder_rules(config: T5GemmaConfig) -> list[Any]:
     """Returns weight rules for the encoder of `T5GemmaForConditionalGeneration` (names without `model.encoder.`)."""
     sublayers = {"self_attn": "attention", "feedforward": "ffn"}
     embedding = Rename("embed_tokens.weight", "embedding.weight")
-    return [embedding, *_stack_rules("", sublayers), *_projections("", "self_attn", "attention", config)]
+    return [
+        embedding,
+        *stack_rules("", sublayers),
+        *projections("", "self_attn", "attention", bias=config.attention_bias),
+    ]
 
 
 def decoder_rules(config: T5GemmaConfig) -> list[Any]:
@@ -265,10 +269,10 @@ def decoder_rules(config: T5GemmaConfig) -> list[Any]:
     weight_rules = [
         Tied(EMBEDDING, "embedding.weight", also=(HEAD,) if config.tied else ()),
         *head,
-        *_stack_rules(d, sublayers),
-        *_projections(d, "self_attn", "self_attention", config),
+        *stack_rules(d, sublayers),
+        *projections(d, "self_attn", "self_attention", bias=config.attention_bias),
     ]
-    for kind in _kinds(config):
+    for kind in _kinds(bias=config.attention_bias):
         weight_rules += [
             Rename(f"{cross}.q_proj.{kind}", f"{ours}.q.{kind}"),
             Fuse(f"{cross}.{{k,v}}_proj.{kind}", f"{ours}.kv.{kind}"),
@@ -277,7 +281,7 @@ def decoder_rules(config: T5GemmaConfig) -> list[Any]:
     return weight_rules
 
 
-def _stack_rules(prefix: str, sublayers: Mapping[str, str]) -> list[Any]:
+def stack_rules(prefix: str, sublayers: Mapping[str, str]) -> list[Any]:
     """Returns rules for norms and feed-forward layers; `sublayers`: how norms are called, theirs -> ours."""
     layer = f"{prefix}layers.{{}}"
     norms = {f"{prefix}norm": "final_norm"}
@@ -285,19 +289,22 @@ def _stack_rules(prefix: str, sublayers: Mapping[str, str]) -> list[Any]:
         norms[f"{layer}.pre_{theirs}_layernorm"] = f"blocks.{{}}.{ours}_norm"
         norms[f"{layer}.post_{theirs}_layernorm"] = f"blocks.{{}}.{ours}_post_norm"
     return [
-        *(Apply(f"{a}.weight", f"{b}.weight", lambda x: x.float() + 1, "saved as distances from 1")
-          for a, b in norms.items()),
+        *(norm_rule(f"{a}.weight", f"{b}.weight") for a, b in norms.items()),
         Fuse(f"{layer}.mlp.{{gate,up}}_proj.weight", "blocks.{}.ffn.up.weight"),
         Rename(f"{layer}.mlp.down_proj.weight", "blocks.{}.ffn.down.weight"),
-    ]  # fmt: skip
+    ]
 
 
-def _projections(prefix: str, theirs: str, ours: str, config: T5GemmaConfig) -> list[Any]:
+def norm_rule(theirs: str, ours: str) -> Apply:
+    return Apply(theirs, ours, lambda x: x.float() + 1, "saved as distances from 1")
+
+
+def projections(prefix: str, theirs: str, ours: str, *, bias: bool) -> list[Any]:
     """Returns rules for a side's self-attention."""
     layer, mine = f"{prefix}layers.{{}}.{theirs}", f"blocks.{{}}.{ours}"
     return [
         rule
-        for kind in _kinds(config)
+        for kind in _kinds(bias=bias)
         for rule in (
             Fuse(f"{layer}.{{q,k,v}}_proj.{kind}", f"{mine}.qkv.{kind}"),
             Rename(f"{layer}.o_proj.{kind}", f"{mine}.out.{kind}"),
@@ -305,8 +312,8 @@ def _projections(prefix: str, theirs: str, ours: str, config: T5GemmaConfig) -> 
     ]
 
 
-def _kinds(config: T5GemmaConfig) -> tuple[str, ...]:
-    return ("weight", "bias") if config.attention_bias else ("weight",)
+def _kinds(*, bias: bool) -> tuple[str, ...]:
+    return ("weight", "bias") if bias else ("weight",)
 
 
 SPEC = ModelSpec("t5gemma", T5GemmaConfig, parse_decoder, T5GemmaDecoder, decoder_rules, config_from_weights)

@@ -13,6 +13,7 @@ NAMES = [
     "paged_attention",
     "packed_attention",
     "grouped_attention",
+    "merged_attention",
     "step_attention",
     "prefill_attention",
     "rotary",

@@ -77,6 +77,7 @@ SUBJECTS = {
     "marian": lambda: tiny.marian(spread=0.25, logits_bias=True),
     "pegasus": lambda: tiny.pegasus(logits_bias=True),
     "t5gemma": lambda: tiny.t5gemma(seed=4, spread=0.6),
+    "t5gemma2": lambda: tiny.t5gemma2(seed=4, spread=0.4),
 }
 
 

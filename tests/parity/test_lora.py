@@ -33,11 +33,12 @@ TEXT = {
     "gpt2": (lambda: tiny.gpt2(seed=1), ["c_attn"], ["c_fc", "c_proj"]),
     "gpt_bigcode of many heads": (lambda: tiny.gpt2(multi_query=False), ["c_attn"], ["c_fc", "c_proj"]),
 }
-LANGUAGE = r".*(?:language|text)_model\..*\.({})"  # the visual network stays as it is
+LANGUAGE = r".*(?:language_model|text_model|model\.decoder)\..*\.({})"  # the visual network stays as it is
 EVERY = LANGUAGE.format("q|k|v|o|wi_[01]|wo|[a-z]+_proj|fc[12]")
 VISION = {
     "llava": (lambda: tiny.llava(seed=3), "q_proj|v_proj", "up_proj|down_proj"),
     "florence2": (lambda: tiny.florence2(), "q_proj|k_proj", "fc1|fc2"),
+    "t5gemma2": (lambda: tiny.t5gemma2(eos_token_id=2), "q_proj|k_proj", "up_proj|down_proj"),
     "lighton-ocr": (lambda: tiny.lighton_ocr(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
     "idefics3": (lambda: tiny.idefics3(seed=1), "q_proj|v_proj", "up_proj|down_proj"),
     "qwen-vl": (lambda: tiny.qwen_vl(seed=1), "q_proj|v_proj", "up_proj|down_proj"),

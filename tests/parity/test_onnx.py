@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
+from llm_engines.models import t5gemma2
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_decoders as decoders
@@ -14,6 +15,7 @@ from tests.parity import test_vision_language as seeing
 from tests.parity.cases import flat, mostly_slow
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
+from vlm.backends.graphs.export import check_expressible
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, InputError
 from vlm.executor import slot_cache
@@ -47,6 +49,15 @@ def test_attention_that_graphs_cannot_express(tmp_path):
         match="caps its attention scores, which exported graphs cannot express; build it for --backend torch",
     ):
         compiled(tiny.t5gemma(), tmp_path)
+
+
+def test_merged_attention_that_graphs_cannot_express(tmp_path):
+    says = "attends to its output and to what it read in one softmax, which exported graphs cannot express; build it"
+    with pytest.raises(ConfigError, match=says):
+        compiled(tiny.t5gemma2(), tmp_path)
+    encoder = t5gemma2.parse_encoder(tiny.t5gemma2().config.to_dict())
+    with pytest.raises(ConfigError, match="looks further to one side than to the other, which"):
+        check_expressible(t5gemma2.ENCODER_SPEC.skeleton(encoder))
 
 
 def of_texts(texts):

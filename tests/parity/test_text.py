@@ -38,6 +38,13 @@ MODELS = {
                 "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
                 "hidden_activation": "relu", "layer_types": ["full_attention", "sliding_attention"]}),
     },
+    "t5gemma2": {
+        "t5gemma2": lambda: tiny.t5gemma2(),
+        "t5gemma2, uncapped, untied, biases, an odd window, a head a key": lambda: tiny.t5gemma2(
+            seed=2, tie_word_embeddings=False, text={
+                "attention_bias": True, "final_logit_softcapping": None, "sliding_window": 5, "num_key_value_heads": 4,
+                "layer_types": ["full_attention", "sliding_attention"]}),
+    },
     "bart": {
         "bart": lambda: tiny.bart(),
         "bart, unequal sides, scaled, relu": lambda: tiny.bart(
@@ -94,7 +101,7 @@ def test_greedy_tokens_and_log_probabilities(case, tmp_path):
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian", "pegasus", "t5gemma"])
+@pytest.fixture(scope="module", params=["t5", "bart", "m2m100", "marian", "pegasus", "t5gemma", "t5gemma2"])
 def ragged(request, tmp_path_factory):
     """A model, nine texts and their tokens alone."""
     model = getattr(tiny, request.param)(seed={"bart": 5, "m2m100": 5}.get(request.param, 0))

@@ -74,7 +74,6 @@ CONFIGS = {
                        r"decoder of an encoder-decoder model alone.*MarianForConditionalGeneration"),
     "nllb-moe": ({"model_type": "nllb-moe"}, r"is NLLB-MoE, .* give a dense NLLB-200 \(--model facebook/nllb-200-3.3B"),
     "pegasus-x": ({"model_type": "pegasus_x"}, r"is PEGASUS-X, .* give a PEGASUS \(--model google/pegasus-large\)"),
-    "t5gemma 2": ({"model_type": "t5gemma2"}, r"is T5Gemma 2, .* \(--model google/t5gemma-2b-2b-prefixlm-it\)"),
     **{name: ({"model_type": kind, "architectures": [name]}, f"is a {name}, which sorts texts or images into classes")
        for kind, name in (("bart", "BartForSequenceClassification"), ("opt", "OPTForSequenceClassification"),
                           ("llama", "LlamaForSequenceClassification"), ("t5", "T5ForTokenClassification"),

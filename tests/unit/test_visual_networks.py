@@ -35,6 +35,7 @@ CONFIGS = {
     "blip2-vision": lambda: tiny.blip2("opt", seed=1).config.to_dict(),
     "pix2struct-vision": lambda: tiny.pix2struct().config.vision_config.to_dict(),
     "qwen-vl-vision": lambda: tiny.qwen_vl().config.to_dict(),
+    "t5gemma2-vision": lambda: tiny.t5gemma2().config.to_dict(),
     "vila-vision": lambda: VILA,
     "vit": lambda: tiny.trocr(encoder={"deit": True}).config.encoder.to_dict(),
 }

@@ -33,6 +33,16 @@ class Attention(nn.Module):
         """Returns how many heads each part of a Linear's outputs has on this rank."""
         return tuple(size // self.head_dim for size in linear.part_sizes.values())
 
+    def add_norms(self, eps: float | None) -> None:
+        """Adds norms of each head's queries and keys; None: there are none."""
+        self.has_norms = eps is not None
+        if eps is not None:
+            self.q_norm, self.k_norm = RmsNorm(self.head_dim, eps), RmsNorm(self.head_dim, eps)
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns queries [R, H, D] and keys [R, H_kv, D], normed where there are norms."""
+        return qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.has_norms else (q, k)
+
     def split(self, x: Tensor, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Splits [R, sum of heads · D] into [R, H, D] for each number of heads."""
         return x.view(x.shape[0], -1, self.head_dim).split(heads, 1)
@@ -55,7 +65,10 @@ def head_units(num_heads: int, num_kv_heads: int, context: ModelContext) -> dict
 
 
 class EncoderAttention(Attention):
-    """Computes multi-head attention of each row over all rows of its sequence."""
+    """Computes multi-head attention of each row over all rows of its sequence.
+
+    `qk_norm_eps`: each head's queries and keys are normed before their positions turn them.
+    """
 
     def __init__(
         self,
@@ -67,6 +80,7 @@ class EncoderAttention(Attention):
         bias: bool = True,
         scale: float | None = None,
         num_kv_heads: int | None = None,
+        qk_norm_eps: float | None = None,
         variant: AttentionVariant = PLAIN,
     ):
         super().__init__(head_dim or hidden // num_heads, scale, variant)
@@ -75,6 +89,7 @@ class EncoderAttention(Attention):
         self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
+        self.add_norms(qk_norm_eps)
         # a head of values that several of queries share would need one scale for all of theirs
         self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
 
@@ -85,7 +100,10 @@ class EncoderAttention(Attention):
         rotary positions -> [R, hidden]"""
         rows = self.qkv(x, batch)
         q, k, v = self.split(rows, self.qkv_heads)
-        if angles is not None:
+        if self.has_norms:
+            q, k = self.normed(q, k)
+            q, k = (q, k) if angles is None else (rotary(q, angles), rotary(k, angles))
+        elif angles is not None:
             both = sum(self.qkv_heads[:2])
             turned = rotary(rows.view(len(rows), -1, self.head_dim)[:, :both], angles)
             q, k = turned.split(self.qkv_heads[:2], 1)
@@ -126,9 +144,7 @@ class SelfAttention(Attention):
         out_bias = bias if out_bias is None else out_bias
         self.out = Linear(inner, hidden, bias=out_bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
-        self.has_norms = qk_norm_eps is not None
-        if qk_norm_eps is not None:
-            self.q_norm, self.k_norm = RmsNorm(self.head_dim, qk_norm_eps), RmsNorm(self.head_dim, qk_norm_eps)
+        self.add_norms(qk_norm_eps)
         # a head of values that several of queries share would need one scale for all of theirs
         self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
 
@@ -138,11 +154,36 @@ class SelfAttention(Attention):
         """Attends to the sequence so far: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary
         positions -> [R, hidden]; the rows' keys and values enter the cache first."""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
-        if self.has_norms:
-            q, k = qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        q, k = self.normed(q, k)
         scores: dict[str, Any] = {"scale": self.scale, "bias": bias, "variant": self.variant}
         mixed = batch.attention.self_attention(self.layer, q, k, v, angles=angles, **scores)
         return self.out(mixed.flatten(1), batch)
+
+
+class MergedAttention(SelfAttention):
+    """Computes multi-head attention of each row over the earlier tokens of its sequence and its encoder's output at
+    once, in one softmax, by the same projections and norms (T5Gemma 2, arXiv:2512.14856).
+
+    Keys of the encoder's output have no positions, and no window hides them. They lie in blocks of their own, where
+    `write` put them at admission.
+    """
+
+    def forward(
+        self, x: Tensor, batch: ForwardBatch, *, bias: Tensor | None = None, angles: Tensor | None = None
+    ) -> Tensor:
+        """Attends to the sequence so far and to the encoder's output: x [R, hidden], angles [R, 2, n] of rotary
+        positions, which it needs; biases it has none -> [R, hidden]"""
+        assert angles is not None and bias is None
+        q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
+        q, k = self.normed(q, k)
+        scores: dict[str, Any] = {"scale": self.scale, "angles": angles, "variant": self.variant}
+        mixed = batch.attention.merged_attention(self.layer, q, k, v, **scores)
+        return self.out(mixed.flatten(1), batch)
+
+    def write(self, features: Tensor, batch: ForwardBatch) -> None:
+        """Puts this layer's keys and values of an encoder's output [R, hidden] into the cache."""
+        q, k, v = self.split(self.qkv(features, batch), self.qkv_heads)
+        batch.attention.write_cross(self.layer, self.normed(q, k)[1], v)
 
 
 class CrossAttention(Attention):

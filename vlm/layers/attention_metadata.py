@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kv_write import kv_write
+from vlm.ops.merged_attention import merged_attention
 from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
 from vlm.ops.paged_kv import KVCache, NewTokens
@@ -41,6 +42,20 @@ class AttentionMetadata:
 
     def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
         """Attends to the encoder's output, as `write_cross` put it into the cache."""
+        raise NotImplementedError
+
+    def merged_attention(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        angles: Tensor,
+        variant: AttentionVariant = PLAIN,
+    ) -> Tensor:
+        """Does what `self_attention` and `cross_attention` do, in one softmax."""
         raise NotImplementedError
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -107,6 +122,23 @@ class PagedMetadata(AttentionMetadata):
         return paged_attention(
             q, self.cache.layer(layer), self.cross_tables, self.slots, self.cross_lengths, scale, None, variant
         )
+
+    def merged_attention(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        angles: Tensor,
+        variant: AttentionVariant = PLAIN,
+    ) -> Tensor:
+        assert self.cross_lengths is not None
+        kv = self.cache.layer(layer)
+        q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
+        tables, lengths = (self.self_tables, self.cross_tables), (self.self_lengths, self.cross_lengths)
+        return merged_attention(q, kv, tables, self.slots, lengths, scale, variant)
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
         kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)

@@ -14,16 +14,21 @@ class AttentionVariant(NamedTuple):
 
     softcap: float | None = None  # a score s becomes softcap · tanh(s / softcap) (Gemma Team, arXiv:2408.00118)
     reach: int | None = None  # of a sliding window: how far from the query a key may lie
+    ahead: int | None = None  # of one whose sides differ: how far after the query; None: as far as before it
+
+    @property
+    def reach_ahead(self) -> int | None:
+        return self.reach if self.ahead is None else self.ahead
 
     def capped(self, scores: Tensor) -> Tensor:
         return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
 
     def within(self, mask: Tensor | None, distances: Tensor) -> Tensor | None:
         """Returns a mask, of what is seen or added, that hides what lies beyond the window, too. `distances`: of keys
-        from queries, of the mask's shape or one that becomes it."""
-        if self.reach is None:
+        from queries, those after them above 0, of the mask's shape or one that becomes it."""
+        if self.reach is None or self.reach_ahead is None:
             return mask
-        near = distances.abs() <= self.reach
+        near = (distances >= -self.reach) & (distances <= self.reach_ahead)
         if mask is None:
             return near
         return mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, float("-inf"))

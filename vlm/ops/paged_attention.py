@@ -23,17 +23,9 @@ def reference(
     bias: Tensor | None = None,
     variant: AttentionVariant = PLAIN,
 ) -> Tensor:
-    longest = int(lengths.max())
-    blocks = tables[slots.long(), : -(-longest // kv.block_size)].long()  # [R, n]
-    sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
-    k, v = (_gathered(cache, scales, blocks)[:, :, :longest] for cache, scales in sides)
-    inside = torch.arange(longest, device=q.device) < lengths[:, None]  # [R, T]
-    mask = None
-    if not bool(inside.all()):
-        mask = inside[:, None, None]
-        # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
-        for part in (k, v):
-            part.masked_fill_(~inside[:, None, :, None], 0.0)
+    k, v, inside = cached_tokens(kv, tables, slots, lengths)
+    longest = inside.shape[1]
+    mask = None if bool(inside.all()) else inside[:, None, None]
     back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
     if bias is not None:
         most = bias.shape[1] // 2
@@ -43,6 +35,21 @@ def reference(
     queries = q.float().view(len(q), k.shape[1], -1, q.shape[2])
     y = attend(queries, k, v, variant.within(mask, back[:, None, None]), scale, variant)
     return y.reshape(q.shape).to(q.dtype)
+
+
+def cached_tokens(kv: PagedKV, tables: Tensor, slots: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the first T tokens of each row's block table, T the most of `lengths`: keys and values [R, H_kv, T, D]
+    float32, and which of them a row sees [R, T]; the others are 0."""
+    longest = int(lengths.max())
+    blocks = tables[slots.long(), : -(-longest // kv.block_size)].long()  # [R, n]
+    sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
+    k, v = (_gathered(cache, scales, blocks)[:, :, :longest] for cache, scales in sides)
+    inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
+    if not bool(inside.all()):
+        # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
+        for part in (k, v):
+            part.masked_fill_(~inside[:, None, :, None], 0.0)
+    return k, v, inside
 
 
 def _gathered(cache: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class Prompts:
     # --- text ---
     def of_prompt(self, prompt: str, num_images: int) -> str:
         """Returns what the model reads for a question about images; those that the text does not place come first."""
+        prompt = prompt.replace(self.form.placeholder, PLACEHOLDER)
         num_placed = prompt.count(PLACEHOLDER)
         _check_count(num_placed, num_images, optional=not num_placed)
         if self.form.question is not None:

@@ -19,7 +19,7 @@ from vlm.backends.graphs.io import GraphIO, Port
 from vlm.backends.graphs.networks import GRAPHS
 from vlm.backends.graphs.quantized_linear import products_as_nodes
 from vlm.errors import ConfigError
-from vlm.layers.attention import Attention
+from vlm.layers.attention import Attention, MergedAttention
 from vlm.ops import add_rms_norm, rotary, slot_attention
 
 OPSET = 24  # attention over lengths, writes into caches
@@ -32,10 +32,7 @@ EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
 def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphForm = qdq.FORM) -> None:
     """Writes graph `name` of a network to `path`, large weights to a file beside it. ConfigError for a
     network that graphs cannot express."""
-    if any(isinstance(module, Attention) and module.variant.softcap for module in network.modules()):
-        raise ConfigError(
-            "this model caps its attention scores, which exported graphs cannot express; build it for --backend torch."
-        )
+    check_expressible(network)
     # a span of one would be taken for all that there is
     module, inputs = GRAPHS[name](network).eval(), examples(replace(io, max_span=None))
     with _quiet(), torch.no_grad(), products_as_nodes(network):
@@ -59,6 +56,24 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphFo
     size = sum(value.nbytes for value in constants if value is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path, external_data=size > EXTERNAL_FROM)
+
+
+def check_expressible(network: nn.Module) -> None:
+    """Raises ConfigError for a network, which may be a skeleton, that graphs cannot express."""
+    if why := _inexpressible(network):
+        raise ConfigError(f"this model {why}, which exported graphs cannot express; build it for --backend torch.")
+
+
+def _inexpressible(network: nn.Module) -> str | None:
+    """Returns what a network does that graphs cannot express; None: nothing."""
+    layers = [module for module in network.modules() if isinstance(module, Attention)]
+    if any(layer.variant.softcap for layer in layers):
+        return "caps its attention scores"
+    if any(isinstance(layer, MergedAttention) for layer in layers):
+        return "attends to its output and to what it read in one softmax"
+    if any(layer.variant.reach_ahead != layer.variant.reach for layer in layers):
+        return "looks further to one side than to the other"
+    return None
 
 
 def examples(io: GraphIO, seed: int = 0, batch: int = 2, span: int = 3, rows: int = 4) -> dict[str, Tensor]:

@@ -29,9 +29,11 @@ FILE = "model.onnx"
 def write_graphs(job: BuildJob, folder: Path, form: GraphForm) -> list[Path]:
     """Exports and checks every graph below `folder` -> the files. EngineError where a graph does not compute what the
     network does."""
-    from vlm.backends.graphs.export import export
+    from vlm.backends.graphs.export import check_expressible, export
     from vlm.backends.onnxruntime.check import check
 
+    for role, weights in job.roles.items():
+        check_expressible(catalogs.model_spec(weights.model).skeleton(job.configs[role]))
     say, rough = job.progress or (lambda *_: None), job.build.quantization in form.rounding
     graphs = graphs_of(job.configs, job.limits, getattr(torch, job.build.dtype), caches_grow=form.caches_grow)
     for number, (name, io) in enumerate(graphs.items()):

@@ -23,7 +23,7 @@ TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the firs
 def _attend(
     q_ptr, k_ptr, v_ptr, tiles_ptr, bias_ptr, out_ptr, scale, q_row, k_row, v_row, MOST,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BIAS: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr,
+    BIAS: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     start = tl.load(tiles_ptr + tile * 3)
@@ -38,7 +38,7 @@ def _attend(
     acc = tl.zeros([M, D], tl.float32)
     low, high = begin, end
     if REACH >= 0:
-        low, high = tl.maximum(begin, start - REACH), tl.minimum(end, start + M + REACH)
+        low, high = tl.maximum(begin, start - REACH), tl.minimum(end, start + M + AHEAD)
     for first in range(low, high, N):
         n = first + tl.arange(0, N)
         there = (n < end)[:, None] & (d < DIM)[None, :]
@@ -51,7 +51,8 @@ def _attend(
             scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
         scores = tl.where((n < end)[None, :], scores, -float("inf"))
         if REACH >= 0:
-            scores = tl.where(tl.abs(n[None, :] - m[:, None]) <= REACH, scores, -float("inf"))
+            distance = n[None, :] - m[:, None]
+            scores = tl.where((distance >= -REACH) & (distance <= AHEAD), scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
@@ -79,7 +80,7 @@ def packed_attention(
         q, k, v, tiles, tiles if bias is None else bias, out,
         product_scale(scale, variant), q.stride(0), k.stride(0), v.stride(0), 0 if bias is None else bias.shape[1] // 2,
         HEADS=heads, GROUP=heads // k.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)), M=TILE_ROWS,
-        N=TILE_KEYS, BIAS=bias is not None, num_warps=4,
-        num_stages=num_stages(dim, q.dtype), **constants(variant),
+        N=TILE_KEYS, BIAS=bias is not None, AHEAD=-1 if variant.reach_ahead is None else variant.reach_ahead,
+        num_warps=4, num_stages=num_stages(dim, q.dtype), **constants(variant),
     )  # fmt: skip
     return out

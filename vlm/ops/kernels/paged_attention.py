@@ -136,14 +136,14 @@ def writes_too(q: Tensor, kv: PagedKV, tables: Tensor, new: NewTokens) -> bool:
     return attend.fits(q, kv, new) or num_splits(q, kv, tables) > 1
 
 
-def num_splits(q: Tensor, kv: PagedKV, tables: Tensor) -> int:
+def num_splits(q: Tensor, kv: PagedKV, *tables: Tensor) -> int:
     """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
     of four warps, or one to every tile."""
     kv_heads, block = kv.keys.shape[1:3]
     pairs = len(q) * kv_heads
     if pairs > ARRIVALS:
         return 1
-    tiles = triton.cdiv(tables.shape[1] * block, _split_tile(q, kv))
+    tiles = triton.cdiv(sum(table.shape[1] for table in tables) * block, _split_tile(q, kv))
     return triton.next_power_of_2(
         min(triton.cdiv(4 * device_properties(q.device.index).multi_processor_count, pairs), tiles)
     )

@@ -1,0 +1,122 @@
+"""Flash-decoding over a row's own tokens and those of its encoder's output, as if they followed each other.
+
+A program per (row, head of keys, split), as in `grouped_attention`: token n of the `own` that a row's window holds is
+its sequence's, each one after them the encoder's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.kernels import attention_variant, grouped_attention
+from vlm.ops.kernels.attention_variant import base_2_scores
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.device import num_stages
+from vlm.ops.kernels.paged_attention import num_splits
+from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
+from vlm.ops.kernels.splits import is_last, merge
+from vlm.ops.paged_kv import MOST, PagedKV
+
+
+@dependent
+def _attend(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, cross_tables_ptr, slots_ptr, lengths_ptr,
+    cross_lengths_ptr, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr,
+    scale, q_row, q_head, block_stride, head_stride, scale_stride, table_stride, cross_table_stride,
+    GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, SPLITS: tl.constexpr, MOST: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1) * GROUP
+    slot, length = tl.load(slots_ptr + row), tl.load(lengths_ptr + row)
+    table, cross_table = tables_ptr + slot * table_stride, cross_tables_ptr + slot * cross_table_stride
+    g, d = tl.arange(0, G), tl.arange(0, D)
+    head = kv_head * GROUP + tl.minimum(g, GROUP - 1)  # those beyond are computed, too, and not stored
+    q_at = (row * q_row + head * q_head)[:, None] + d[None, :]
+    q = tl.load(q_ptr + q_at, mask=(d < DIM)[None, :], other=0.0)
+    highest = tl.full([G], -float("inf"), tl.float32)
+    total = tl.zeros([G], tl.float32)
+    acc = tl.zeros([G, D], tl.float32)
+    seen = 0  # the first token
+    if REACH >= 0:
+        seen = tl.maximum(length - 1 - REACH, 0)
+    own = length - seen
+    count = own + tl.load(cross_lengths_ptr + row)
+    share = tl.cdiv(tl.cdiv(count, SPLITS), TILE) * TILE
+    begin = split * share
+    end = tl.minimum(begin + share, count)
+    for start in range(begin, end, TILE):
+        n = start + tl.arange(0, TILE)
+        inside = n < end
+        place = tl.where(n < own, seen + n, n - own)
+        block = tl.load(table + place // BLOCK, mask=n < tl.minimum(own, end), other=0)
+        block += tl.load(cross_table + place // BLOCK, mask=inside & (n >= own), other=0)
+        block = block.to(tl.int64)
+        at = (block * block_stride + kv_head * head_stride + (place % BLOCK) * DIM)[:, None] + d[None, :]
+        mask = inside[:, None] & (d < DIM)[None, :]
+        k = tl.load(k_ptr + at, mask=mask, other=0.0)
+        v = tl.load(v_ptr + at, mask=mask, other=0.0)
+        if MOST > 0:
+            scaled = block * scale_stride + kv_head * BLOCK + place % BLOCK
+            k, v = k.to(q.dtype), v.to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if MOST > 0:
+            scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
+        scores = base_2_scores(scores, CAP)
+        scores = tl.where(inside[None, :], scores, -float("inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        shrink = tl.exp2(highest - new_highest)
+        weights = tl.exp2(scores - new_highest[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        if MOST > 0:
+            weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        highest = new_highest
+    pair = row * heads + kv_head * GROUP + g
+    in_group = g < GROUP
+    if SPLITS == 1:
+        out = out_ptr + pair[:, None] * DIM + d[None, :]
+        tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_group[:, None] & (d < DIM)[None, :])
+    else:
+        at_split = pair * SPLITS + split
+        tl.store(acc_ptr + at_split[:, None] * PAD + d[None, :], acc, mask=in_group[:, None] & (d < PAD)[None, :])
+        tl.store(max_ptr + at_split, highest, mask=in_group)
+        tl.store(sum_ptr + at_split, total, mask=in_group)
+        first = row * heads + kv_head * GROUP
+        if is_last(arrivals_ptr + row * tl.num_programs(1) + kv_head, SPLITS):
+            for each in range(first, first + GROUP):
+                merge(acc_ptr, max_ptr, sum_ptr, out_ptr, each, DIM, PAD, SPLITS)
+
+
+def merged_attention(
+    q: Tensor,
+    kv: PagedKV,
+    tables: tuple[Tensor, Tensor],
+    slots: Tensor,
+    lengths: tuple[Tensor, Tensor],
+    scale: float,
+    variant: AttentionVariant = PLAIN,
+) -> Tensor:
+    rows, heads, dim = q.shape
+    kv_heads, block = kv.keys.shape[1:3]
+    assert q.stride(2) == 1 and kv.arrivals is not None
+    pad, group = triton.next_power_of_2(dim), heads // kv_heads
+    splits = num_splits(q, kv, *tables)
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
+    acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
+    _attend[(rows, kv_heads, splits)](
+        q, kv.keys, kv.values, *kernel_scales(kv), *tables, slots, *lengths, out, acc, *stats, kv.arrivals,
+        attention_variant.product_scale(scale, variant), q.stride(0), q.stride(1), *kv.keys.stride()[:2],
+        scale_stride(kv), tables[0].stride(0), tables[1].stride(0),
+        GROUP=group, G=max(16, triton.next_power_of_2(group)), DIM=dim, D=max(16, pad), PAD=pad, BLOCK=block,
+        TILE=grouped_attention.TILE, SPLITS=splits, MOST=MOST[kv.keys.dtype] if kv.is_quantized else 0.0,
+        num_warps=4, num_stages=num_stages(pad, kv.keys.dtype), **attention_variant.constants(variant),
+    )  # fmt: skip
+    return out
