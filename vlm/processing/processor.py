@@ -21,6 +21,7 @@ from vlm.processing.tokenization import Tokenizer
 from vlm.registry import catalogs
 from vlm.registry.images import QuestionUse
 from vlm.registry.spec import FamilySpec
+from vlm.registry.tasks import TaskPrompts
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.pixels import ImagePixels
 
@@ -115,6 +116,16 @@ class Processor:
     def question_use(self) -> QuestionUse | None:
         """Returns what becomes of a question about an image; None: the settings of images ask for none."""
         return self.request_builder.images.question_use
+
+    @property
+    def tasks(self) -> TaskPrompts | None:
+        """Returns the tasks of the model's own, which an input names; None of a model without."""
+        return self.family.prompt_tasks or (self.tokenizer.tasks if self.tokenizer is not None else None)
+
+    @property
+    def takes_question(self) -> bool:
+        """Says whether an input may have a `question`."""
+        return self.question_use is not None or (self.tasks is not None and bool(self.tasks.asking))
 
     def drawn_question(self, source: Mapping[str, Any]) -> str | None:
         """Returns the question that is to be drawn on an input's images, before they are read. Raises InputError for
