@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vlm.api.pages_in_steps import lone_image
 from vlm.options import option
 from vlm_app.cli.display.outputs import Printer
 from vlm_app.cli.display.overlay import check_overlay, save_overlay
@@ -135,7 +136,9 @@ def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Pat
 def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, display: DisplayOptions) -> None:
     """Prints what the model makes of the inputs, as it comes where a reader looks at it."""
     alone = printer.sampling.get("num_return_sequences", 1) == 1
-    reads_at_once = sys.stdout.isatty() and not printer.pipeline.capabilities.one_image_a_prompt
+    able = printer.pipeline.capabilities
+    reads_at_once = sys.stdout.isatty() and not able.one_image_a_prompt
+    alone = alone and not (able.reads_pages_in_steps and all(lone_image(each) is not None for each in inputs))
     if not display.as_json and alone and (display.raw or reads_at_once):
         printer.stream(inputs)
     else:

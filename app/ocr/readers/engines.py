@@ -156,10 +156,18 @@ class EngineConfig:
         from vlm.processing.processor import processor_source
         from vlm_app.ocr.documents.page_reading import PageImages
 
-        source = processor_source(self._open())
+        engine = self._open()
+        source = None if self._reads_in_steps(engine) else processor_source(engine)
         return (
             None if source is None else PageImages(source, self.exact_pixels, self.question if self.is_drawn else None)
         )
+
+    def _reads_in_steps(self, engine: EngineDir) -> bool:
+        """Says whether pages are read part by part: of a model that was published so, and is asked nothing else."""
+        from vlm.processing.processor import Processor
+
+        has_steps = not self.words and bool(family(engine.family).page_steps)
+        return has_steps and Processor.from_engine(engine).page_steps is not None
 
     def renderer(self) -> Renderer:
         from vlm_app.ocr.documents.render_pool import RenderPool
