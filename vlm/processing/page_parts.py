@@ -65,7 +65,7 @@ def check_blocks(blocks: Sequence[Block]) -> None:
     if (cover := sum(block.area for block in blocks)) > MAX_PAGE_COVER:
         raise ImageError(
             f"the parts of the page's layout cover it {cover:.0f} times, at most {MAX_PAGE_COVER} times is read: the"
-            " layout is wrong; read the page with --prompt, or with another model.",
+            " layout is wrong; ask about the page in a prompt, or read it with another model.",
             "layout",
         )
 
