@@ -139,6 +139,8 @@ def test_pages_that_are_run(folder, steps):
     assert [json.loads(line)["text"] for line in out.stdout.splitlines()] == texts
     out = call("run", *pages[:2], *how, "--num-return-sequences", 2, "--temperature", 1)
     assert "a page that is read in steps has one output" in one_sentence(out)
+    out = call("run", *pages[:2], *how, "--check-accuracy")
+    assert "a page is read part by part; add --prompt" in one_sentence(out)
 
 
 def test_layouts_of_random_weights_cost_nothing_but_the_page(folder):

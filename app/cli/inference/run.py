@@ -101,6 +101,8 @@ def run(
         sampling, folder = _reference(name, sampling)
     sampling |= options.adapter
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
+    if check_accuracy:
+        run_inputs.check_requests(pipeline)
     if chat:
         from vlm_app.cli.inference.chat import converse
 

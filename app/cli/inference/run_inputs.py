@@ -111,6 +111,11 @@ class RunInputs:
         if self.chat:
             raise InputError("--check-accuracy is for single requests; leave --chat out.")
 
+    def check_requests(self, pipeline: Pipeline) -> None:
+        """Raises InputError for pages that are read part by part, which are no requests that can be compared."""
+        if self._are_pages(pipeline):
+            raise InputError("--check-accuracy is for single requests, and a page is read part by part; add --prompt.")
+
     def check_pages(self, pipeline: Pipeline) -> None:
         """Raises InputError where all pages of a long document would stand in one prompt without a word."""
         able = pipeline.capabilities
