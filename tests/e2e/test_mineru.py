@@ -53,14 +53,15 @@ def steps(monkeypatch):
 
 
 def asked(pipe, picture: Image.Image, ask, **options):
-    """One step by itself."""
+    """Returns what one step writes by itself."""
     user = {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": ask.prompt}]}
-    return pipe.generate(messages=[SYSTEM, user], **{**ask.settings, **options})
+    written = pipe.generate(messages=[SYSTEM, user], **{**ask.settings, **options}).raw_text
+    return written.removesuffix("<|im_end|>").removesuffix("<|endoftext|>")
 
 
 def layout_of(pipe, page, **options) -> str:
     picture = Image.open(page).convert("RGB").resize(LAYOUT, Image.Resampling.BICUBIC)
-    return asked(pipe, picture, MINERU.layout, **options).raw_text
+    return asked(pipe, picture, MINERU.layout, **options)
 
 
 def read(pipe, page, **options) -> str:
@@ -72,7 +73,7 @@ def read(pipe, page, **options) -> str:
         if block.angle:
             crop = crop.rotate(block.angle, expand=True)
         ask = {"table": ASKS["table"], "equation": ASKS["equation"]}.get(block.kind, READ)
-        parts.append((block, "" if block.kind == "image" else asked(pipe, crop, ask, **options).raw_text))
+        parts.append((block, "" if block.kind == "image" else asked(pipe, crop, ask, **options)))
     return to_markdown(parts)
 
 

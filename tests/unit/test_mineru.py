@@ -95,9 +95,9 @@ def test_pictures_of_parts():
 TABLE = "<fcel>a<fcel>b | c<nl><fcel>1 < 2<ecel><nl>"
 SPANNED = "<fcel>both<lcel><nl><fcel>x<fcel>y & z<nl>"
 TEXTS = {
-    "title": ("title", "A\ntitle<|im_end|>", "# A title"),
+    "title": ("title", "A\ntitle", "# A title"),
     "heading": ("paragraph_title", "1 Aims", "## 1 Aims"),
-    "formula": ("equation", "\\[\nE = mc^2\n\\]<|im_end|>", "$$\nE = mc^2\n$$"),
+    "formula": ("equation", "\\[\nE = mc^2\n\\]", "$$\nE = mc^2\n$$"),
     "bare formula": ("equation", "x_1", "$$\nx_1\n$$"),
     "half a formula": ("equation", "\\[ x", "$$\n\\[ x\n$$"),
     "table": ("table", TABLE, "| a | b \\| c |\n| --- | --- |\n| 1 < 2 |  |"),
@@ -145,12 +145,12 @@ def test_a_page_ends_as_the_worst_of_its_steps():
         fields, settings = pages.begin(number, part, 1)
         assert fields["lora"] == "books" and fields["messages"].messages[0].text == "You are a helpful assistant."
         assert settings["presence_penalty"] == 1.0
-        following, whole = pages.take(number, output(f"w{i}", ("eos", "loop", "length")[i % 3], token=i))
+        following, whole = pages.take(number, output(f"w{i}<|im_end|>", ("eos", "loop", "length")[i % 3], token=i))
         assert following == []
     [(number, page)] = whole
     assert number == 3 and page.finish_reason == "loop" and page.token_ids == [5, 0, 1, 2, 3, 4]
     assert page.text == "# w0\n\nw1 w2\n\nw3\n\n$$\nw4\n$$" and len(page.logprobs) == 6
-    assert page.raw_text.startswith("<|box_start|>101") and page.raw_text.endswith("w4")
+    assert page.raw_text == "\n\n".join([PAGE.removesuffix("<|im_end|>"), "w0", "w1", "w2", "w3", "w4"])
 
 
 def test_a_part_that_fails_costs_its_page_alone():

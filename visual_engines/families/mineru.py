@@ -113,6 +113,7 @@ MINERU = PageSteps(
     blocks=blocks,
     ask=ask,
     text=to_markdown,
+    ends=("<|im_end|>", "<|endoftext|>"),
     min_side=28,
     max_aspect=50,
 )

@@ -10,7 +10,6 @@ from visual_engines.families.otsl import table
 from vlm.registry.page_steps import Block
 
 LEVELS = {"title": 1, "doc_title": 1, "paragraph_title": 2}
-ENDS = re.compile(r"<\|(?:im_end|endoftext)\|>\s*$")
 NOTHING = "[Non-Text]"  # what it writes of a part without text
 UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Chinese and Japanese
 
@@ -21,7 +20,7 @@ def to_markdown(parts: Sequence[tuple[Block, str]]) -> str:
     paragraphs: list[str] = []
     last_text: int | None = None
     for block, answer in parts:
-        words = ENDS.sub("", answer).strip()
+        words = answer.strip()
         if not words or words == NOTHING:
             continue
         if block.goes_on and last_text is not None:

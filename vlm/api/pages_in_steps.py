@@ -72,6 +72,7 @@ class PagesInSteps:
         if isinstance(result, VlmError):
             del self._pages[of_page]
             return [], [(of_page, result)]
+        result = self._without_end(result)
         if block is not None:
             page.answers[block] = result
             return [], self._finished(of_page, page)
@@ -93,6 +94,10 @@ class PagesInSteps:
             more.append((own := next(self._numbers), PartInput(number, ask, fields)))
             self._parts[own] = number, i
         return more
+
+    def _without_end(self, result: Output) -> Output:
+        end = next((end for end in self._steps.ends if result.raw_text.endswith(end)), "")
+        return replace(result, raw_text=result.raw_text.removesuffix(end))
 
     def _fields(self, page: _Page, picture: PageImage | PagePart, ask: Ask) -> dict[str, Any]:
         turns = (Message("system", (self._steps.system,)), Message("user", (ImagePart(), ask.prompt)))

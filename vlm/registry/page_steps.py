@@ -43,5 +43,6 @@ class PageSteps:
     blocks: Callable[[str], list[Block]]  # the answer about the layout -> the page's parts in reading order
     ask: Callable[[Block], Ask | None]  # what is asked of a part; None: it is not read
     text: Callable[[Sequence[tuple[Block, str]]], str]  # parts and what was read of them ("": nothing) -> the page
+    ends: tuple[str, ...] = ()  # what answers end with, as they are decoded, and no text has
     min_side: int = 1  # pixels: a smaller part is scaled up
     max_aspect: float = 200.0  # a slimmer part gets a white margin
