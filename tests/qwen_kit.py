@@ -23,14 +23,14 @@ WORDS = ["[UNK]", "\n", "system", "user", "assistant", "read", "You are a helpfu
 ENDS = [len(WORDS) + 2, len(WORDS)]
 
 
-def save(folder: Path):
-    """Writes the folder that people have -> Hugging Face's model."""
+def save(folder: Path, *, second: bool = True):
+    """Writes the folder that people have -> Hugging Face's model, of Qwen2-VL's classes or the second ones."""
     ids = {token: len(WORDS) + i for i, token in enumerate(SPECIAL)}
     names = {"image_token_id": ids[MARK], "video_token_id": ids[VIDEO], "vision_start_token_id": ids[START]}
     # the rows of pages fit
     text = {"max_position_embeddings": 16384, "bos_token_id": ENDS[1], "eos_token_id": ENDS[0]}
-    tower = {"depth": 2, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1]}
-    model = tiny.qwen_vl(tower=tower, text=text, **names, vision_end_token_id=ids[END])
+    tower = {"depth": 2, "patch_size": 14} | ({"window_size": 112, "fullatt_block_indexes": [1]} if second else {})
+    model = tiny.qwen_vl(second=second, tower=tower, text=text, **names, vision_end_token_id=ids[END])
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     for file in ("preprocessor_config.json", "chat_template.json"):

@@ -23,3 +23,5 @@ MAX_ADDED_TOKENS = 2**17  # of a tokenizer; published ones add up to some 33,000
 MAX_TEXT_GROWTH = 256  # times as long as it was, by a tokenizer's normalizer; NFKC makes 33 bytes of a character
 MAX_WORD_CHARACTERS = 1000  # of a word that is searched for word pieces, in time by its square; BERT has 100
 MAX_LAYERS = 1024  # of a network; published ones have up to 200
+MAX_PAGE_BLOCKS = 512  # parts that a page's layout may have
+MAX_PAGE_COVER = 4  # times that they may cover the page: parts that are read hardly overlap

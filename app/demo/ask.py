@@ -14,7 +14,7 @@ from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
 from vlm.processing.conversation import Conversation, ImagePart, Message
 from vlm_app.core.overlay import regions_of
-from vlm_app.demo import examples
+from vlm_app.demo import examples, told
 from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.documents import UploadedPage, uploaded_name
 from vlm_app.demo.documents import drawn as draw_uploaded
@@ -63,11 +63,11 @@ class AskTab:
                     stop = gr.Button("Stop", size="sm", scale=0, min_width=90)
                     new = gr.Button("New conversation", size="sm", scale=0, min_width=150)
             with gr.Column(scale=2, min_width=280):
-                model, sampling = self._settings(box)
+                model, task, sampling = self._settings(box)
         outputs = [chat, timing, turns, box]
         submission = box.submit(
             show_errors(self.answer), [box, turns, model], outputs,
-            inputs_kwargs={**sampling}, show_progress_on=timing, api_name="ask",
+            inputs_kwargs={**task, **sampling}, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
         stop.click(None, cancels=[submission], **UNLISTED)
         # the box stays: the next question may have been begun
@@ -85,20 +85,23 @@ class AskTab:
         self.chat = chat
         return chat, box
 
-    def _settings(self, box: gr.MultimodalTextbox) -> tuple[gr.Dropdown, Controls]:
-        model = model_choice(self.models)
+    def _settings(self, box: gr.MultimodalTextbox) -> tuple[gr.Dropdown, dict[str, told.Field], Controls]:
+        model, task = model_choice(self.models), told.fields(self.models, "task")
+        model.change(lambda name: told.of_model(self.models, name, "task"), model, [*task.values()], **UNLISTED)
         if self.sees:
             with gr.Column(elem_classes="scenes"):
                 gr.Examples(examples.questions(), box, label="Examples")
-        return model, sampling_controls()
+        return model, task, sampling_controls()
 
     async def answer(
-        self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, **sampling: Any
+        self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, task: str = "", **sampling: Any
     ) -> AsyncGenerator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]], None]:
         """Yields the conversation with the answer as it grows, and the timing. A question that fails is as if it had
         not been asked."""
-        turns = (*turns, _question_turn(question))
+        words = told.words(self.models[model].pipeline.capabilities, {"task": task})
+        turns = (*turns, _question_turn(question, words.get("task", "")))
         source, paths = input_of(self.models[model], turns)
+        source |= words
         files = [UploadedPage(path, 1) for path in paths]
         box_update, text, timing = NOTHING, "", ""
         async with aclosing(answers(self.models[model], source, files, set_options(sampling))) as states:
@@ -125,8 +128,9 @@ def forgotten() -> tuple[list[Any], str, tuple[Turn, ...]]:
     return [], "", ()
 
 
-def _question_turn(question: dict[str, Any]) -> Turn:
-    if not question["text"].strip():
+def _question_turn(question: dict[str, Any], task: str) -> Turn:
+    """Returns what was asked; a task may have no words beside it. Raises InputError where nothing is asked."""
+    if not (question["text"].strip() or task):
         raise InputError("the question is empty; type one.")
     return Turn("user", question["text"], tuple(question["files"]))
 
@@ -139,4 +143,4 @@ def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, A
     if able.supports_chat and not able.one_image_a_prompt:
         conversation = Conversation(tuple(turn.message for turn in turns))
         return {"messages": conversation}, tuple(path for turn in turns for path in turn.images)
-    return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())
+    return {"prompt": turns[-1].text or None}, next((turn.images for turn in reversed(turns) if turn.images), ())

@@ -9,10 +9,12 @@ from typing import Any
 import gradio as gr
 
 from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
-from vlm_app.demo import documents, examples
+from vlm_app.demo import documents, examples, told
 from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.models import Models
 from vlm_app.demo.parts import LATEX, UNLISTED, model_choice, sampling_controls, set_options, timing_line
+
+TOLD = ("task", "question")
 
 
 class ReadTab:
@@ -27,6 +29,8 @@ class ReadTab:
                 document, page = self._document()
                 model = model_choice(self.models)
                 with gr.Row():
+                    words = told.fields(self.models, *TOLD)
+                with gr.Row():
                     read_button = gr.Button("Read this page", variant="primary")
                     stop = gr.Button("Stop", scale=0, min_width=90)
                 timing = timing_line()
@@ -37,9 +41,10 @@ class ReadTab:
         sampling = sampling_controls()
         document.change(show_errors(self.open), document, [page, picture, text, timing], **UNLISTED)
         page.input(show_errors(self.turn), [document, page], picture, **UNLISTED)
+        model.change(lambda name: told.of_model(self.models, name, *TOLD), model, [*words.values()], **UNLISTED)
         event = read_button.click(
             show_errors(self.read), [document, page, model], [text, timing],
-            inputs_kwargs={**sampling}, show_progress_on=timing, api_name="read",
+            inputs_kwargs={**words, **sampling}, show_progress_on=timing, api_name="read",
         )  # fmt: skip
         stop.click(None, cancels=[event], **UNLISTED)
 
@@ -69,11 +74,13 @@ class ReadTab:
             yield await self._draw(documents.preview, document, page)
 
     async def read(
-        self, document: str | None, page: int | None, model: str, **sampling: Any
+        self, document: str | None, page: int | None, model: str, task: str = "", question: str = "", **sampling: Any
     ) -> AsyncGenerator[tuple[str, str], None]:
         """Yields the page's markdown as it grows, and the timing."""
         files = [documents.UploadedPage(document, page)]
-        async with aclosing(answers(self.models[model], {}, files, set_options(sampling))) as states:
+        entry, own = self.models[model], {"task": task, "question": question}
+        source = told.words(entry.pipeline.capabilities, own)
+        async with aclosing(answers(entry, source, files, set_options(sampling))) as states:
             async for state in states:
                 yield state
 

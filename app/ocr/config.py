@@ -22,6 +22,10 @@ class JobConfig:
         None, "What a model that is asked in words, or by a question on the page, is asked of each.",
         default="as published, where the model's name is known; else nothing",
     )  # fmt: skip
+    question: str | None = option(
+        None, "What a model that answers questions is asked about each page (Donut, Pix2Struct; of Florence-2 what the"
+        " task of --prompt is about).",
+    )  # fmt: skip
     max_new_tokens: int | None = same_option(SamplingParams, "max_new_tokens", allowed=None)  # a page
     limit: int | None = option(
         None, "Pages to read in this run; without it the same command goes on.", default="all", allowed=at_least(1)

@@ -21,7 +21,9 @@ def input_of(pipeline: Pipeline, sample: Sample, to_input: ToInput) -> dict[str,
     if able.takes_prompt:
         images = {"images": list(sample.images)} if sample.images else {}
         words = {"messages": sample.messages} if sample.messages is not None else {"prompt": sample.text}
-        return {name: value for name, value in {**images, **words}.items() if value != ""}
+        said = {name: value for name, value in {**images, **words}.items() if value != ""}
+        # what is measured is one request, not the parts of a page
+        return said | ({"prompt": ""} if able.reads_pages_in_steps and said.keys() == {"images"} else {})
     if sample.images:
         asked = {"question": sample.text} if sample.text and able.takes_question else {}
         return {"images": list(sample.images), **asked}

@@ -22,7 +22,7 @@ def prompt_of(item: Item, raw: bool = False) -> Item:
         return item
     try:
         fields = _fields(item)
-        others = beside_words(fields)
+        others = beside_words(fields) | {name: fields[name] for name in ("question",) if name in fields}
         if fields.get("images"):
             others["images"] = _images(fields["images"])
         if "messages" not in fields:

@@ -13,9 +13,17 @@ from vlm.processing.processor import Processor
 from vlm_app.server.repository.triton_options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 from vlm_app.server.tensors.model import INPUT_LENGTHS, LENGTHS_OUT
 from vlm_app.server.tensors.model_config import config_fields
-from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
+from vlm_app.server.tensors.specs import (
+    IDS_IN,
+    IDS_OUT,
+    QUESTION,
+    TEXT_IN,
+    TEXT_OUT,
+    TensorSpec,
+    output_specs,
+    specs_of,
+)
 
-GIVEN_TEXT = ("text_input", "image")
 PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images", "image_sizes")
 # all of it from the engine: no step of an ensemble may take tensors of a decoupled model beside others
 READ_BACK = ("output_ids", "sequence_length", INPUT_LENGTHS)
@@ -27,8 +35,8 @@ def configs(processor: Processor, config: ExportConfig) -> dict[str, dict[str, A
     if processor.tokenizer is None:
         return {ENGINE: _engine(config.name, processor, config)}
     names, prepared = config.folders, prepared_specs(processor)
-    texts = _texts(processor)
-    before = _python(names[BEFORE], config, [s for s in texts if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
+    words = [spec for spec in _texts(processor) if spec.name in _of_preprocessing(processor)]
+    before = _python(names[BEFORE], config, words, prepared, "KIND_CPU")
     read = [replace(spec, optional=False) for spec in _engine_out(processor) if spec.name in READ_BACK]
     after = _python(names[AFTER], config, read, TEXT_OUT[:1], "KIND_CPU")
     return {
@@ -37,6 +45,11 @@ def configs(processor: Processor, config: ExportConfig) -> dict[str, dict[str, A
         ENGINE: _engine(names[ENGINE], processor, config),
         AFTER: after,
     }
+
+
+def _of_preprocessing(processor: Processor) -> tuple[str, ...]:
+    """Returns what preprocessing takes of a request; the rest goes to the engine."""
+    return ("text_input", "image", QUESTION.name, *(("task",) if processor.tasks is not None else ()))
 
 
 def prepared_specs(processor: Processor) -> tuple[TensorSpec, ...]:
@@ -83,8 +96,8 @@ def _ensemble(processor: Processor, prepared: tuple[TensorSpec, ...], config: Ex
     specs = _texts(processor)
     same = lambda names: {name: name for name in names}  # noqa: E731
     between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
-    texts = [spec.name for spec in specs if spec.name in GIVEN_TEXT]
-    options = [spec.name for spec in specs if spec.name not in GIVEN_TEXT]
+    texts = [spec.name for spec in specs if spec.name in _of_preprocessing(processor)]
+    options = [spec.name for spec in specs if spec.name not in texts]
     steps = [
         (BEFORE, same(texts), between),
         (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_out(processor))),

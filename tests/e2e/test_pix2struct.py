@@ -13,6 +13,7 @@ import vlm
 from tests import pix2struct_kit as kit
 from tests.cli_kit import ended
 from tests.server_kit import serving
+from vlm.errors import InputError
 from vlm_app.server.tensors.inputs import read_batch
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
@@ -70,15 +71,19 @@ def test_pages_of_a_job(folders, pictures, tmp_path, capsys):
     """DePlot is asked for the table that it was trained to write; another model needs a question."""
     table = "Generate underlying data table of the figure below:"
     job = ("ocr", pictures[0], "--workers", 0, "--format", "mmd", *SHORT)
-    for name, more, question in (("a", (), table), ("b", ("--prompt", QUESTION), QUESTION)):
+    asked = {"a": ((), table), "b": (("--prompt", QUESTION), QUESTION), "c": (("--question", QUESTION), QUESTION)}
+    for name, (more, question) in asked.items():
         code, _, err = ended(capsys, *job, "--model", folders / "deplot", "-o", tmp_path / name, *more)
         assert code == 0, err
         text = (tmp_path / name / "0.mmd").read_text().strip()
         assert text == text_of(folders / "deplot", pictures[0], question=question)
     (folders / "docvqa").symlink_to(folders / "deplot")
-    code, _, err = ended(capsys, *job, "--model", folders / "docvqa", "-o", tmp_path / "c")
-    assert code == 2 and "answers a question, which is drawn on each page; give it with --prompt." in err
-    code, _, err = ended(capsys, *job, "--model", folders / "captions", "-o", tmp_path / "d", "--prompt", WORDS)
+    code, _, err = ended(capsys, *job, "--model", folders / "docvqa", "-o", tmp_path / "e")
+    assert code == 2 and "answers a question, which is drawn on each page; give it with --question." in err
+    job = (*job, "--model", folders / "captions", "-o", tmp_path / "d", "--prompt", WORDS)
+    code, _, err = ended(capsys, *job, "--question", WORDS)
+    assert code == 2 and "--prompt, --question were given together; give one of them." in err
+    code, _, err = ended(capsys, *job)
     assert code == 0, err
     text = (tmp_path / "d" / "0.mmd").read_text().strip()
     assert text == text_of(folders / "captions", pictures[0], prompt=WORDS)
@@ -123,6 +128,11 @@ def test_texts_of_tensors_are_questions_or_beginnings(folders, pictures):
         processor = vlm.load(folders / name, device="cpu").processor
         [item] = read_batch(processor, {"text_input": text, "image": image})
         assert item.source == {field: QUESTION} and item.files == [pictures[0].read_bytes()]
+        [item] = read_batch(processor, {"question": text, "image": image})
+        assert item.source["question"] == QUESTION
+    processor = vlm.load(folders / "deplot", device="cpu").processor
+    with pytest.raises(InputError, match="sent as text_input and as question"):
+        read_batch(processor, {"question": text, "text_input": text, "image": image})
 
 
 def test_calibrated_with_questions(folders, pictures, tmp_path, capsys):

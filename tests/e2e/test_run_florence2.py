@@ -51,6 +51,24 @@ def test_a_task_of_each_picture(model, pictures, capsys):
         assert (code, out.splitlines()) == (0, texts)
 
 
+def test_a_text_that_a_task_of_pages_is_about(model, pictures, tmp_path, capsys):
+    asked = {"images": [str(pictures[0])], "task": "REGION_TO_SEGMENTATION", "question": REGION}
+    text = vlm.load(model, device="cpu").generate(asked, max_new_tokens=24).text
+    job = ("ocr", pictures[0], "-o", tmp_path, "--workers", 0, "--model", model, *SHORT)
+    told = ("--prompt", "<REGION_TO_SEGMENTATION>", "--question", REGION)
+    code, _, err = ended(capsys, *job, *told)
+    assert code == 0 and (tmp_path / "0.md").read_text().strip() == text, err
+    for told, says in ((("--question", REGION), "a question is of a task"),
+                       (("--prompt", "<OD>", "--question", "a car"), "task 'OD' takes no question")):  # fmt: skip
+        code, _, err = ended(capsys, *job, *told)
+        assert code == 2 and says in err
+    lines = tmp_path / "lines.jsonl"
+    line = {"images": [str(pictures[0])], "task": "REGION_TO_SEGMENTATION", "question": REGION}
+    lines.write_text(f"{json.dumps(line)}\n")
+    code, out, err = ended(capsys, "generate", "--file", lines, "--model", model, *SHORT)
+    assert (code, out.strip()) == (0, " ".join(text.splitlines())), err
+
+
 MISTAKES = {
     "unknown": (("--task", "DETECT"), ("the task is 'DETECT'; this model knows ", *TASKS)),
     "no text": (("--task", "CAPTION_TO_PHRASE_GROUNDING"), ("answers a question; give one beside it.",)),

@@ -95,6 +95,16 @@ def test_pages_of_a_job_are_of_the_task_that_the_model_was_tuned_for(answering, 
     assert code != 0 and "task 'docvqa' answers a question" in err
 
 
+def test_a_question_about_the_pages_of_a_job(answering, pictures, tmp_path, capsys):
+    asked = {"images": [str(pictures[0])], "question": QUESTION}
+    text = vlm.load(answering, device="cpu").generate(asked, max_new_tokens=10).text
+    job = ("ocr", pictures[0], "-o", tmp_path, "--workers", 0, "--question", QUESTION, *SHORT)
+    code, _, err = ended(capsys, *job, "--model", answering)
+    assert code == 0 and (tmp_path / f"{pictures[0].stem}.md").read_text().strip() == text, err
+    code, _, err = ended(capsys, *job)
+    assert code == 2 and "reads pages without a question; leave it out" in err
+
+
 def test_tasks_are_of_models_that_have_them(pictures, capsys):
     page = ("run", "--image", pictures[0], *SHORT)
     code, _, err = ended(capsys, *page, "--question", "who?")

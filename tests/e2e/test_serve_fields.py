@@ -54,6 +54,16 @@ def test_what_asks_for_nothing_is_accepted(client):
     assert said(client, extra_body=NEUTRAL) == GERMAN
 
 
+def test_settings_among_the_arguments_of_logits_processors(client):
+    """As mineru-vl-utils sends one; other arguments are refused."""
+    xargs, time = {"no_repeat_ngram_size": 1, "debug": False}, "translate English to German: 11:11"
+    told = said(client, time, extra_body={"vllm_xargs": xargs})
+    assert told == said(client, time, extra_body={"no_repeat_ngram_size": 1}) != "11:11"
+    # the field comes first
+    assert said(client, time, extra_body={"vllm_xargs": xargs, "no_repeat_ngram_size": 0}) == "11:11"
+    assert "vllm_xargs" in str(refusal(client, extra_body={"vllm_xargs": xargs | {"window": 3}}))
+
+
 def test_null_is_as_if_a_field_were_left_out(served):
     names = {*NEUTRAL, *IGNORED, *REFUSED, "max_tokens", "logprobs", "top_logprobs", "stream", "unheard_of"}
     body = {"model": "mini-t5", "messages": [{"role": "user", "content": TEXT}], **dict.fromkeys(names)}

@@ -6,11 +6,18 @@ import base64
 import io
 import json
 
+import httpx
 import numpy as np
 import openai
 import pytest
+
+pytest.importorskip("tritonclient.grpc", reason="the extra grpc is not installed")
+
 import torch
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
 from PIL import Image
+from tritonclient.utils import InferenceServerException
 
 import vlm
 from tests import florence_kit, prompted_kit, tiny
@@ -76,7 +83,7 @@ def test_a_models_own_tasks_and_questions(tmp_path):
     turn = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     named = ({"task": "docvqa", "question": "what is the date"}, {"task": "cord-v2"})
     alone = [pipe.generate(images=[file.getvalue()], max_new_tokens=6, **told).text for told in named]
-    with serving({"donut": pipe}) as served:
+    with serving({"donut": pipe}, grpc_port=0) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
         ask = lambda told: client.chat.completions.create(model="donut", messages=turn, max_tokens=6, extra_body=told)  # noqa: E731
         for told, text in zip(named, alone, strict=True):
@@ -84,6 +91,48 @@ def test_a_models_own_tasks_and_questions(tmp_path):
         for told, says in (({"task": "forms"}, "the task is 'forms'"), ({"task": "docvqa"}, "answers a question")):
             with pytest.raises(openai.BadRequestError, match=says):
                 ask(told)
+        check_tensors_and_parameters(served, url, dict(zip(("docvqa", "cord-v2"), alone, strict=True)))
+
+
+def check_tensors_and_parameters(served, url: str, alone: dict[str, str]) -> None:
+    """KServe's requests name tasks and questions as tensors or parameters, over HTTP and by gRPC."""
+    image = tensor("image", [[url]])
+    docvqa = {"task": "docvqa", "question": "what is the date"}
+    inputs = {spec["name"] for spec in httpx.get(f"{served.url}/v2/models/donut").json()["inputs"]}
+    assert {"task", "question"} <= inputs and "prompt_learning_task_name_ids" not in inputs
+    as_tensors = lambda told: [tensor(name, [[text]]) for name, text in told.items()]  # noqa: E731
+    by_http = triton_http.InferenceServerClient(served.url.removeprefix("http://"))
+    by_grpc = triton_grpc.InferenceServerClient(served.grpc_address)
+    for client, kind in ((by_http, triton_http), (by_grpc, triton_grpc)):
+        for told in (docvqa, {"task": "cord-v2"}):
+            for more, parameters in ((as_tensors(told), {}), ([], told)):
+                made = [made_of(kind, each) for each in (image, *more)]
+                found = client.infer("donut", made, parameters={"max_output_len": 6, **parameters})
+                assert found.as_numpy("text_output").item().decode() == alone[told["task"]]
+        with pytest.raises(InferenceServerException, match="task 'cord-v2' takes no question"):
+            told = {"task": "cord-v2", "question": "who?"}
+            client.infer("donut", [made_of(kind, image)], parameters=told)
+        with pytest.raises(InferenceServerException, match="question is given as a tensor and as a parameter"):
+            made = [made_of(kind, each) for each in (image, *as_tensors(docvqa))]
+            client.infer("donut", made, parameters={"question": "who?"})
+        client.close()
+    body = {"image": url, "max_output_len": 6, **docvqa}
+    found = httpx.post(f"{served.url}/v2/models/donut/generate", json=body).json()
+    assert found["text_output"] == alone["docvqa"]
+    found = httpx.post(f"{served.url}/v2/models/donut/generate", json=body | {"question": 5}).json()
+    assert "question" in found["error"]
+
+
+def tensor(name: str, values: list) -> tuple[str, np.ndarray]:
+    return name, np.array([[text.encode() for text in row] for row in values], object)
+
+
+def made_of(kind, named: tuple[str, np.ndarray]):
+    """Returns an input of Triton's client of HTTP or of gRPC."""
+    name, array = named
+    found = kind.InferInput(name, list(array.shape), "BYTES")
+    found.set_data_from_numpy(array)
+    return found
 
 
 def test_tasks_that_a_conversation_marks(tmp_path):

@@ -67,7 +67,7 @@ def test_threads_and_other_processes_add_to_one_clock():
 def test_inputs_that_are_being_prepared_and_those_that_wait():
     gate = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        feed = Prefetch(pool, enumerate("abc"), lambda name: name != "b" and gate.wait(10), window=2)
+        feed = Prefetch(pool, enumerate("abc"), lambda _, name: name != "b" and gate.wait(10), window=2)
         until(lambda: feed.num_prepared == 1)
         assert feed.num_preparing == 1, "the window has room for two"
         gate.set()

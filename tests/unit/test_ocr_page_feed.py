@@ -30,7 +30,7 @@ def document(**pages):
 
 def drained(feed: PageFeed, window: int = 2) -> dict[tuple[int, int], object]:
     with ThreadPoolExecutor(2) as pool, closing(feed):
-        inputs, results = Prefetch(pool, enumerate(feed), lambda value: value, window), {}
+        inputs, results = Prefetch(pool, enumerate(feed), lambda _, value: value, window), {}
         while inputs.more:
             for number, outcome in inputs.ready(block=True):
                 results[feed.pages.pop(number)] = outcome.error or outcome.value

@@ -28,7 +28,7 @@ def drained(feed: Prefetch) -> dict[int, object]:
 
 def test_an_input_may_be_a_future_which_holds_up_no_other(pool):
     slow, refused = Future(), Future()
-    feed = Prefetch(pool, enumerate(["a", slow, "b", refused, "c"]), str.upper, window=5)
+    feed = Prefetch(pool, enumerate(["a", slow, "b", refused, "c"]), lambda _, value: value.upper(), window=5)
     taken = {}
     while len(taken) < 3:
         taken |= {index: outcome.result() for index, outcome in feed.ready(block=True)}
@@ -41,29 +41,41 @@ def test_an_input_may_be_a_future_which_holds_up_no_other(pool):
 def test_no_more_are_under_way_than_the_window_says(pool):
     begun = []
     futures = [Future() for _ in range(6)]
-    feed = Prefetch(pool, enumerate(begun.append(i) or futures[i] for i in range(6)), lambda value: value, window=2)
+    feed = Prefetch(pool, enumerate(begun.append(i) or futures[i] for i in range(6)), lambda _, value: value, window=2)
     assert begun == [0, 1]
     for future in futures:
         future.set_result(future)
     assert drained(feed) == dict(enumerate(futures)) and begun == list(range(6))
 
 
+def test_what_follows_from_an_input_goes_before_the_others(pool):
+    """And the feed has more to give until that has been taken, too."""
+    feed = Prefetch(pool, enumerate("abc"), lambda index, value: (index, value), window=1)
+    order = []
+    while feed.more:
+        for index, outcome in feed.ready(block=True):
+            order.append(outcome.result())
+            feed.put_first([(-1, "x"), (-2, "y")] if index == 0 else [(-3, "z")] if index == 2 else [])
+            feed.done()
+    assert order == [(0, "a"), (-1, "x"), (-2, "y"), (1, "b"), (2, "c"), (-3, "z")]
+
+
 def test_what_nobody_waits_for_is_not_prepared(pool):
     waiting, prepared = Future(), []
-    feed = Prefetch(pool, enumerate([waiting]), prepared.append, window=2)
+    feed = Prefetch(pool, enumerate([waiting]), lambda _, value: prepared.append(value), window=2)
     feed.close()
     assert waiting.cancelled() and prepared == []
 
 
 def test_short_work_is_shared_out_in_parts_and_waited_for(pool):
     """An engine that is idle begins with all of it."""
-    feed = Prefetch(pool, enumerate(range(100)), lambda value: value + 1, window=100, most=16)
+    feed = Prefetch(pool, enumerate(range(100)), lambda _, value: value + 1, window=100, most=16)
     inputs = feed.ready(block=True)
     assert sorted((index, outcome.result()) for index, outcome in inputs) == [(i, i + 1) for i in range(100)]
     assert not feed.more or feed.ready(block=False) == []
 
 
 def test_an_error_is_its_own_inputs_alone(pool):
-    feed = Prefetch(pool, enumerate("abc"), {"a": 1, "c": 3}.__getitem__, window=3, most=16)
+    feed = Prefetch(pool, enumerate("abc"), lambda _, value: {"a": 1, "c": 3}[value], window=3, most=16)
     results = drained(feed)
     assert results[0] == 1 and results[2] == 3 and isinstance(results[1], KeyError)

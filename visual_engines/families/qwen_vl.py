@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from visual_engines.families.mineru import MINERU
 from vlm.errors import ImageError
 from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest, transform_by
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
@@ -147,5 +148,6 @@ QWEN_VL = FamilySpec(
     image_processors=(QWEN_IMAGES,),
     loop_detection=True,
     page_prompts=PAGE_PROMPTS,
+    page_steps=(MINERU,),
     architectures={"qwen2.5-vl-3b": _qwen25_3b},
 )

@@ -20,6 +20,9 @@ class Capabilities:
     one_image_a_prompt: bool  # each prompt is a task, of an image
     supports_chat: bool  # conversations: it has a template for them
     takes_question: bool  # in words, about an image: drawn on it, or where the output begins
+    tasks: tuple[str, ...]  # of the model's own, which an input may name
+    asking_tasks: tuple[str, ...]  # those of them that answer a question
+    reads_pages_in_steps: bool  # an image without words is a page, which is read part by part
     has_tokenizer: bool
     has_text_encoder: bool  # token ids go to an encoder; else they are the decoder's prompt
     generates: bool  # False: an encoder alone is loaded
@@ -40,6 +43,9 @@ class Capabilities:
             one_image_a_prompt=processor.family.prompt_tasks is not None,
             supports_chat=processor.supports_chat,
             takes_question=processor.question_use is not None,
+            tasks=tuple(processor.tasks.prompts) if processor.tasks is not None else (),
+            asking_tasks=processor.tasks.asking if processor.tasks is not None else (),
+            reads_pages_in_steps=processor.page_steps is not None,
             has_tokenizer=processor.tokenizer is not None,
             has_text_encoder=processor.encoder is not None,
             generates=processor.generates,

@@ -17,6 +17,7 @@ from vlm.api.capabilities import Capabilities
 from vlm.api.job import Job
 from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
+from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
@@ -172,6 +173,8 @@ class Pipeline:
         single, sampling = self._single(inputs, options)
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
+        if self.processor.page_steps is not None and lone_image(single) is not None:
+            raise InputError("a page is read part by part, which is not streamed; use generate(), or give a prompt.")
         self._reset_timings()
         lora = sampling.pop("lora", None)
         params = self._params({"num_return_sequences": 1, **sampling})
@@ -242,25 +245,37 @@ class Pipeline:
         **sampling: Any,
     ) -> Generator[tuple[int, Output | VlmError], None, None]:
         """Yields (index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
-        One may be a Future of an input; it joins when it is there.
+        One may be a Future of an input; it joins when it is there. An image alone is a page to a model that reads pages
+        in steps: its parts follow it into the engine, and what is yielded is the whole page's.
 
         With on_error="yield" an input's own error takes its Output's place; else it is raised.
         """
-        params = self._params(sampling)
+        params, steps = self._params(sampling), self.processor.page_steps
+        pages = None if steps is None else PagesInSteps(steps)
         self._reset_timings()
+
+        def request(number: int, source: Any) -> Request:
+            if pages is None:
+                return self._request(source, params, lora)
+            own, settings = pages.begin(number, source, params.num_return_sequences)
+            return self._request(own, self._params({**settings, **sampling}) if settings else params, lora)
+
         feed = self.feed = Prefetch(
             self._workers,
             enumerate(inputs),
-            lambda x: self._request(x, params, lora),
+            request,
             self._window(window),
             most=1 if self.family.takes_images else TEXTS_TOGETHER,
         )
         job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count)
         try:
             for index, result in job.results():
-                if isinstance(result, VlmError) and on_error == "raise":
-                    raise result
-                yield index, result
+                more, results = ([], [(index, result)]) if pages is None else pages.take(index, result)
+                feed.put_first(more)
+                for number, whole in results:
+                    if isinstance(whole, VlmError) and on_error == "raise":
+                        raise whole
+                    yield number, whole
         finally:
             self.feed = None
             job.close()

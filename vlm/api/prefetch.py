@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -24,14 +25,16 @@ class Prefetch:
         self,
         pool: ThreadPoolExecutor,
         source: Iterator[tuple[int, Any]],
-        prepare: Callable[[Any], Any],
+        prepare: Callable[[int, Any], Any],
         window: int,
         most: int = 1,
     ):
-        """`most`: inputs that a thread prepares at once. Where it is several they are short work, which `ready` waits
-        for: an engine that begins with all of them is sooner done than one that begins with the first."""
+        """`prepare` is given an input with its index. `most`: inputs that a thread prepares at once; where several,
+        they are short work, which `ready` waits for: an engine that begins with all of them is sooner done than one
+        that begins with the first."""
         self._source, self._room, self.most = source, window, most
-        self._prepared = PooledMap[Any, Any](pool, lambda value: _prepared(prepare, value), most)
+        self._prepared = PooledMap[tuple[int, Any], Any](pool, lambda pair: _prepared(prepare, *pair), most)
+        self._first: deque[tuple[int, Any]] = deque()  # inputs that go before the others
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither
         self._exhausted = self._closed = False
@@ -39,7 +42,7 @@ class Prefetch:
 
     @property
     def more(self) -> bool:
-        return bool(self._num_to_come) or not self._exhausted
+        return bool(self._num_to_come or self._first) or not self._exhausted
 
     @property
     def num_prepared(self) -> int:
@@ -68,6 +71,10 @@ class Prefetch:
                 inputs.append((index, outcome))
         return inputs
 
+    def put_first(self, inputs: Iterable[tuple[int, Any]]) -> None:
+        """Adds inputs, with their indices, that are prepared before what the source has left."""
+        self._first.extend(inputs)
+
     def done(self) -> None:
         """Notes that one input has been answered: there is room for another."""
         self._room += 1
@@ -87,15 +94,19 @@ class Prefetch:
         return not any_taken or (self.most > 1 and self._prepared.num_under_way > 0)
 
     def _fill(self) -> None:
-        begun: list[tuple[int, Any]] = []
-        for index, value in itertools.islice(self._source, self._room):
+        begun: list[tuple[int, tuple[int, Any]]] = []
+        for index, value in itertools.islice(itertools.chain(self._taken_first(), self._source), self._room):
             self._room -= 1
             if isinstance(value, Future):
                 self._await(index, value)
             else:
-                begun.append((index, value))
+                begun.append((index, (index, value)))
         self._exhausted = self._room > 0
         self._prepared.begin(begun)
+
+    def _taken_first(self) -> Iterator[tuple[int, Any]]:
+        while self._first:
+            yield self._first.popleft()
 
     def _await(self, index: int, value: Future[Any]) -> None:
         self._awaited[index] = value
@@ -105,10 +116,10 @@ class Prefetch:
         with self._lock:
             del self._awaited[index]
             if not self._closed:
-                self._prepared.begin([(index, value)])
+                self._prepared.begin([(index, (index, value))])
 
 
-def _prepared(prepare: Callable[[Any], Any], value: Any) -> Any:
+def _prepared(prepare: Callable[[int, Any], Any], index: int, value: Any) -> Any:
     if not isinstance(value, Future):
-        return prepare(value)
-    return CANCELLED if value.cancelled() else prepare(value.result())
+        return prepare(index, value)
+    return CANCELLED if value.cancelled() else prepare(index, value.result())

@@ -20,7 +20,9 @@ from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import catalogs
 from vlm.registry.images import QuestionUse
+from vlm.registry.page_steps import PageSteps
 from vlm.registry.spec import FamilySpec
+from vlm.registry.tasks import TaskPrompts
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.pixels import ImagePixels
 
@@ -41,6 +43,7 @@ class Processor:
     image_processor: ImageProcessor | None
     request_builder: RequestBuilder
     generates: bool = True  # False: an encoder alone is loaded
+    page_steps: PageSteps | None = None  # how it reads an image without words, as a page; None: in one request
 
     @classmethod
     def from_engine(
@@ -91,6 +94,7 @@ class Processor:
             image_processor,
             request_builder,
             generates=engine.generates,
+            page_steps=page_steps(engine, tokenizer),
         )
 
     @property
@@ -115,6 +119,16 @@ class Processor:
     def question_use(self) -> QuestionUse | None:
         """Returns what becomes of a question about an image; None: the settings of images ask for none."""
         return self.request_builder.images.question_use
+
+    @property
+    def tasks(self) -> TaskPrompts | None:
+        """Returns the tasks of the model's own, which an input names; None of a model without."""
+        return self.family.prompt_tasks or (self.tokenizer.tasks if self.tokenizer is not None else None)
+
+    @property
+    def takes_question(self) -> bool:
+        """Says whether an input may have a `question`."""
+        return self.question_use is not None or (self.tasks is not None and bool(self.tasks.asking))
 
     def drawn_question(self, source: Mapping[str, Any]) -> str | None:
         """Returns the question that is to be drawn on an input's images, before they are read. Raises InputError for
@@ -159,3 +173,13 @@ def processor_source(engine: EngineDir) -> ProcessorSource | None:
     height, width = vision.image_size
     specs = catalogs.family(engine.family).image_processors
     return ProcessorSource(engine.processor_dir, specs, (height, width), vision.fixed_size)
+
+
+def page_steps(engine: EngineDir, tokenizer: Tokenizer | None) -> PageSteps | None:
+    """Returns the steps in which an engine's model reads pages: of a publication whose tokens its tokenizer has, or
+    whose name its folder had; None of others."""
+    name = engine.manifest.source.lower()
+    for steps in catalogs.family(engine.family).page_steps if engine.generates else ():
+        if name.startswith(steps.name.lower()) or (tokenizer is not None and tokenizer.has(steps.tokens)):
+            return steps
+    return None

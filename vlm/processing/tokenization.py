@@ -6,6 +6,7 @@ import copy
 import functools
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Encodes without special tokens. InputError for what is no text: half of a surrogate pair."""
         return [piece.id for piece in self.pieces(self.split(text))]
+
+    def has(self, tokens: Iterable[str]) -> bool:
+        """Says whether each of these is one token of the vocabulary."""
+        return all(self._fast.token_to_id(token) is not None for token in tokens)
 
     def split(self, text: str) -> str:
         """Returns the text as its pieces are made of it: its words and signs between blanks, where a family splits."""

@@ -12,6 +12,7 @@ from vlm.config import Config
 from vlm.errors import ConfigError
 from vlm.limits import MAX_LAYERS
 from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.page_steps import PageSteps
 from vlm.registry.tasks import PromptTasks
 from vlm.registry.tokenizer_rules import ReadRules, no_rules
 
@@ -140,6 +141,7 @@ class FamilySpec:
     loop_detection: bool = False  # on by default for the family's requests
     # what models whose names begin so are asked of a page of a document, as they were trained
     page_prompts: Mapping[str, str] = field(default_factory=dict)
+    page_steps: tuple[PageSteps, ...] = ()  # of publications that read a page by its parts, where no prompt is given
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
 
     def __post_init__(self) -> None:

@@ -36,6 +36,11 @@ class TaskPrompts:
             raise InputError(f"task {name!r} answers a question; give one beside it.")
         return prompt.replace(QUESTION, question)
 
+    @property
+    def asking(self) -> tuple[str, ...]:
+        """Returns the tasks that answer a question."""
+        return tuple(name for name, prompt in self.prompts.items() if QUESTION in prompt)
+
     def unknown(self, name: Any) -> InputError:
         """Returns the error of a task that the model does not have; `name` None: of a question without one."""
         known = f"this model knows {listed(sorted(self.prompts), 40)}" if self.prompts else "this model has none"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @command
 @takes(
     sampling=Group.making(EstimateConfig),
-    config=Group.making(JobConfig).only("pages", "prompt", "max_new_tokens", "retries"),
+    config=Group.making(JobConfig).only("pages", "prompt", "question", "max_new_tokens", "retries"),
     places=Group.making(PlaceConfig).only("workers", "devices"),
     options=OCR_LOADING,
 )
@@ -69,7 +69,7 @@ def estimate(
         where = devices_of(places.devices or options.device)
         engine = EngineConfig.resolved(
             model, where, options, workers=places.workers, progress=progress, exact_pixels=config.exact_pixels,
-            prompt=config.prompt,
+            prompt=config.prompt, question=config.question,
         )  # fmt: skip
     census = _census(documents, engine, config.pages, sampling.seed)
     sample = _sample(documents, census, engine, config, sampling)

@@ -48,7 +48,7 @@ def generate(
     A .jsonl file has "prompt" or "text" in each line, or a conversation in "messages", and for models that take them
     "images", a list of paths. Messages may hold images between their texts: {"role": "user", "content": [{"type":
     "image", "path": "a.png"}, {"type": "text", "text": "What is it?"}]}. "lora" and "task" name its adapter and its
-    task of --prompt-table.
+    task, of the model's own (with "question" beside it, where it answers one) or of --prompt-table.
 
     \b
     Examples:

@@ -91,7 +91,7 @@ def ocr(
         where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
         engine = EngineConfig.resolved(
             model, where, options, workers=places.workers, progress=progress, elsewhere=places.ray,
-            exact_pixels=config.exact_pixels, prompt=config.prompt,
+            exact_pixels=config.exact_pixels, prompt=config.prompt, question=config.question,
         )  # fmt: skip
     name = part.name if part else ""
     with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:

@@ -100,6 +100,8 @@ def run(
         sampling, folder = _reference(name, sampling)
     sampling |= options.adapter
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
+    if check_accuracy:
+        run_inputs.check_requests(pipeline)
     if chat:
         from vlm_app.cli.inference.chat import converse
 
@@ -114,7 +116,7 @@ def run(
         )
         return
     printer = Printer(pipeline, sampling, raw=display.raw)
-    _print(printer, extras.on_inputs(run_inputs.inputs(pipeline)), run_inputs.places, display)
+    _print(printer, extras.on_inputs(run_inputs.inputs(pipeline)), run_inputs, display)
     if display.save_overlay is not None and printer.results:
         save_overlay(display.save_overlay, *printer.results[0])
     if folder is not None and printer.results:
@@ -132,14 +134,14 @@ def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Pat
         return greedy(sampling), folder_of(name, progress=progress)
 
 
-def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, display: DisplayOptions) -> None:
+def _print(printer: Printer, inputs: list[dict[str, Any]], run_inputs: RunInputs, display: DisplayOptions) -> None:
     """Prints what the model makes of the inputs, as it comes where a reader looks at it."""
     alone = printer.sampling.get("num_return_sequences", 1) == 1
     reads_at_once = sys.stdout.isatty() and not printer.pipeline.capabilities.one_image_a_prompt
-    if not display.as_json and alone and (display.raw or reads_at_once):
+    if not display.as_json and alone and not run_inputs.are_pages(printer.pipeline) and (display.raw or reads_at_once):
         printer.stream(inputs)
     else:
-        printer.whole(inputs, display.as_json, places)
+        printer.whole(inputs, display.as_json, run_inputs.places)
     if display.run_profiling and printer.results:
         print_profile(printer.profile, printer.pipeline)
 

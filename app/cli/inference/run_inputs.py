@@ -111,14 +111,25 @@ class RunInputs:
         if self.chat:
             raise InputError("--check-accuracy is for single requests; leave --chat out.")
 
+    def check_requests(self, pipeline: Pipeline) -> None:
+        """Raises InputError for pages that are read part by part, which are no requests that can be compared."""
+        if self.are_pages(pipeline):
+            raise InputError("--check-accuracy is for single requests, and a page is read part by part; add --prompt.")
+
     def check_pages(self, pipeline: Pipeline) -> None:
         """Raises InputError where all pages of a long document would stand in one prompt without a word."""
         able = pipeline.capabilities
-        if able.takes_prompt and not able.one_image_a_prompt and self.long_document:
+        apart = able.one_image_a_prompt or self.are_pages(pipeline)
+        if able.takes_prompt and not apart and self.long_document:
             raise InputError(
                 f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
                 " which with --pages 1 or --pages 1-3."
             )
+
+    def are_pages(self, pipeline: Pipeline) -> bool:
+        """Says whether the images are pages that the model reads part by part: nothing is said about them."""
+        words = (self.prompt, self.raw_prompt, *self.of_task.values(), *self.framing.values())
+        return pipeline.capabilities.reads_pages_in_steps and bool(self.images) and not any(words)
 
     def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
         """Returns one for all images and the prompt, where the family takes prompts about several; else one an image,
@@ -137,7 +148,7 @@ class RunInputs:
             return [{"images": [source], "prompt": self.prompt, **self.of_task} for source in self.images]
         fields = {"prompt": self.prompt, "raw_prompt": self.raw_prompt, **self.framing, **self.of_task}
         said = {name: value for name, value in fields.items() if value is not None}
-        if pipeline.capabilities.one_image_a_prompt and self.images:
+        if (pipeline.capabilities.one_image_a_prompt and self.images) or self.are_pages(pipeline):
             return [{"images": [source], **said} for source in self.images]
         return [{**({"images": self.images} if self.images else {}), **said}]
 

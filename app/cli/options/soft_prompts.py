@@ -55,10 +55,10 @@ class SoftPrompts(PerInput):
         return map(_checked, chain(() if first is None else (first,), named))
 
     def _named(self, item: Item) -> Item:
-        """Puts the rows of a line's own task in its place. Without a table "task" is a word like others."""
-        fields = {name: value for name, value in item.fields.items() if name != "task"}
+        """Puts the rows of a line's own task in its place. Without a table it is the model's own, or none."""
         if "task" not in item.fields or self.tables is None:
-            return replace(item, fields=fields)
+            return item
+        fields = {name: value for name, value in item.fields.items() if name != "task"}
         try:
             return replace(item, fields=fields | {FIELD: _of_task(self.tables, item.fields["task"], "its task is")})
         except InputError as error:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -20,6 +20,7 @@ from vlm_app.cli.errors import PARTLY_FAILED, print_error
 from vlm_app.cli.options import decoding
 
 if TYPE_CHECKING:
+    from vlm.api.capabilities import Capabilities
     from vlm.api.pipeline import Pipeline
     from vlm_app.core.load_options import LoadOptions
     from vlm_app.text.job import Report
@@ -160,7 +161,7 @@ def run_job(
     from vlm_app.text.job import TextJob
     from vlm_app.text.token_ids import without_padding
 
-    items = without_padding(items, pipeline.config.pad_token_id)
+    items = without_padding(_of_model(items, pipeline.capabilities), pipeline.config.pad_token_id)
     with _opened(out) as file, Progress() as progress:
         if not _on_terminal(out):  # where lines would run through the bar
             options["show"] = lambda report: progress(what.capitalize(), report.texts, 0, _rate(report))
@@ -172,6 +173,14 @@ def run_job(
         print_error(failure)
     if report.failures:
         raise typer.Exit(PARTLY_FAILED)
+
+
+def _of_model(items: Iterable[Item], capabilities: Capabilities) -> Iterator[Item]:
+    """Yields the items without what lines of data sets may say and the model is never told: a task, a question."""
+    told = {"task": capabilities.tasks, "question": capabilities.takes_question or capabilities.asking_tasks}
+    others = {name for name, takes in told.items() if not takes}
+    for item in items:
+        yield replace(item, fields={name: value for name, value in item.fields.items() if name not in others})
 
 
 def _rate(report: Report, before: str = "") -> str:

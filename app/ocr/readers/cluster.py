@@ -153,12 +153,12 @@ class _Engine:
 
     def __init__(self, engine: EngineConfig, sampling: dict[str, Any]):
         self._pipeline, self._options = engine.here().pipeline(), {**engine.adapter, **sampling}
-        self._prompt = engine.prompt
+        self._words = engine.words
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
         events = [bytes(event) for event in batch["event"] if event]
         due = [i for i, event in enumerate(batch["event"]) if not event]
-        inputs = (page_input(pickle.loads(batch["image"][i]), self._prompt) for i in due)
+        inputs = (page_input(pickle.loads(batch["image"][i]), self._words) for i in due)
         for index, result in self._pipeline.as_completed(inputs, on_error="yield", **self._options):
             document, page = (int(batch[name][due[index]]) for name in ("document", "page"))
             events.append(pickle.dumps(page_event(document, page, result)))

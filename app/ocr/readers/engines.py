@@ -39,7 +39,8 @@ class EngineConfig:
     workers: int | None = None  # processes that read pages; None: by the number of cores
     exact_pixels: bool = False  # pages are drawn at full size, whatever the model keeps of them
     prompt: str | None = None  # what is asked of each page
-    question: str | None = None  # the same, drawn on it
+    question: str | None = None  # which each page's input has, or which is drawn on it
+    is_drawn: bool = False  # is the question drawn?
 
     @classmethod
     def resolved(
@@ -52,11 +53,12 @@ class EngineConfig:
         elsewhere: bool = False,
         exact_pixels: bool = False,
         prompt: str | None = None,
+        question: str | None = None,
     ) -> EngineConfig:
         """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
 
-        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there, or a prompt for a
-        model that takes none.
+        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there, or for a prompt or
+        a question to a model that takes none.
         """
         from vlm.artifacts.engine_dir import EngineDir
         from vlm.backends.devices import resolve_device
@@ -69,13 +71,18 @@ class EngineConfig:
         path = options.resolve(model, on, progress)
         cls._check_adapters(path, options)
         engine = EngineDir.open(path, verify=False)
-        prompt, build_config = page_prompt(family(engine.family), model, prompt), engine.build
+        published, build_config = page_prompt(family(engine.family), model, prompt), engine.build
         options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
-        if not draws_questions(engine):
-            return cls(path, model, options, devices, workers, exact_pixels, prompt)
-        if prompt is None:
-            raise InputError(f"{model} answers a question, which is drawn on each page; give it with --prompt.")
-        return cls(path, model, options, devices, workers, exact_pixels, question=prompt)
+        if not (is_drawn := draws_questions(engine)):
+            asked = published if prompt is None and question is None else prompt
+            if question is not None:
+                check_question(engine, model, asked, question)
+            return cls(path, model, options, devices, workers, exact_pixels, asked, question)
+        if None not in (prompt, question):
+            raise InputError("--prompt, --question were given together; the question is drawn on each page: give one.")
+        if (drawn := published if question is None else question) is None:
+            raise InputError(f"{model} answers a question, which is drawn on each page; give it with --question.")
+        return cls(path, model, options, devices, workers, exact_pixels, question=drawn, is_drawn=is_drawn)
 
     @staticmethod
     def _check_adapters(path: Path, options: LoadOptions) -> None:
@@ -88,6 +95,12 @@ class EngineConfig:
             raise InputError(f"--lora names {listed(folders)}; all pages are read with one adapter: give one of them.")
         for folder in folders.values():
             read_adapter(EngineDir.open(path, verify=False), folder)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Returns what the input of each page has beside its image."""
+        said = {"prompt": self.prompt, "question": None if self.is_drawn else self.question}
+        return {name: text for name, text in said.items() if text is not None}
 
     @property
     def adapter(self) -> dict[str, str]:
@@ -109,7 +122,7 @@ class EngineConfig:
         model = f"{manifest.family} {mark}"
         more = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
         more |= {"exact_pixels": True} if self.exact_pixels else {}
-        more |= {"prompt": words} if (words := self.prompt or self.question) else {}
+        more |= {"prompt": self.question} if self.is_drawn else self.words
         for folder in self.options.runtime_config().lora_folders.values():
             files = {file.name: sha256_of(file) for file in folder.glob("adapter_*")}
             more["adapter"] = hashlib.sha256(canonical_json(files).encode()).hexdigest()[:12]
@@ -143,8 +156,18 @@ class EngineConfig:
         from vlm.processing.processor import processor_source
         from vlm_app.ocr.documents.page_reading import PageImages
 
-        source = processor_source(self._open())
-        return None if source is None else PageImages(source, self.exact_pixels, self.question)
+        engine = self._open()
+        source = None if self._reads_in_steps(engine) else processor_source(engine)
+        return (
+            None if source is None else PageImages(source, self.exact_pixels, self.question if self.is_drawn else None)
+        )
+
+    def _reads_in_steps(self, engine: EngineDir) -> bool:
+        """Says whether pages are read part by part: of a model that was published so, and is asked nothing else."""
+        from vlm.processing.processor import Processor
+
+        has_steps = not self.words and bool(family(engine.family).page_steps)
+        return has_steps and Processor.from_engine(engine).page_steps is not None
 
     def renderer(self) -> Renderer:
         from vlm_app.ocr.documents.render_pool import RenderPool
@@ -178,3 +201,19 @@ def page_prompt(family: FamilySpec, model: str, prompt: str | None) -> str | Non
     name = Path(model).name.lower()
     published = (text for begin, text in family.page_prompts.items() if name.startswith(begin.lower()))
     return next(published, None) if prompt is None else prompt
+
+
+def check_question(engine: EngineDir, model: str, prompt: str | None, question: str) -> None:
+    """Raises InputError for a question that the engine's model does not answer, of what the prompt says."""
+    from vlm.processing.processor import Processor
+
+    processor = Processor.from_engine(engine)
+    if not processor.takes_question:
+        other = "ask with --prompt" if processor.family.takes_prompt else "leave it out"
+        raise InputError(f"--question is {question!r}, but {model} reads pages without a question; {other}.")
+    if processor.family.prompt_tasks is not None:
+        processor.family.prompt_tasks.resolve(prompt, None, question)
+    elif prompt is not None:
+        raise InputError("--prompt, --question were given together; give one of them.")
+    elif processor.tasks is not None:
+        processor.tasks.prompt(None, question)

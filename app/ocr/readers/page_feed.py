@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,10 @@ class PageFeed(Iterator[Future[Any]]):
     """Yields a future for each input that an engine has room for; the page that is due next fulfils it. Those that no
     page is left for are cancelled. Raises what iterating the pages raises."""
 
-    def __init__(self, pages: Iterator[tuple[int, int, Pages]], prompt: str | None = None):
-        """`prompt`: what is asked of each page."""
+    def __init__(self, pages: Iterator[tuple[int, int, Pages]], words: Mapping[str, str] | None = None):
+        """`words`: what each page's input has beside the image."""
         self.pages: dict[int, Page] = {}  # by the number of the input
-        self._due, self._prompt = pages, prompt
+        self._due, self._words = pages, words or {}
         self._count = 0
         self._free: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the end: no future is left behind
@@ -53,7 +53,7 @@ class PageFeed(Iterator[Future[Any]]):
                     return
                 number, future = place
                 self.pages[number] = document, page
-                _hand_on(pages.read(page), future, self._prompt)
+                _hand_on(pages.read(page), future, self._words)
         except BaseException as error:
             self._error = error
         finally:
@@ -67,13 +67,13 @@ class PageFeed(Iterator[Future[Any]]):
                 place[1].set_running_or_notify_cancel()  # else who waits for it is not told
 
 
-def page_input(image: Any, prompt: str | None) -> Any:
-    """Returns what an engine is given of a page's image."""
-    return image if prompt is None else {"images": [image], "prompt": prompt}
+def page_input(image: Any, words: Mapping[str, str]) -> Any:
+    """Returns what an engine is given of a page's image, and of what it is asked about it."""
+    return {"images": [image], **words} if words else image
 
 
-def _hand_on(source: Future[Any], target: Future[Any], prompt: str | None) -> None:
-    """Lets one future end as another does, with the prompt, and be dropped with it."""
+def _hand_on(source: Future[Any], target: Future[Any], words: Mapping[str, str]) -> None:
+    """Lets one future end as another does, with the words, and be dropped with it."""
 
     def take_over(source: Future[Any]) -> None:
         if not target.set_running_or_notify_cancel():
@@ -81,7 +81,7 @@ def _hand_on(source: Future[Any], target: Future[Any], prompt: str | None) -> No
         if (error := source.exception()) is not None:
             target.set_exception(error)
         else:
-            target.set_result(page_input(source.result(), prompt))
+            target.set_result(page_input(source.result(), words))
 
     target.add_done_callback(lambda target: target.cancelled() and source.cancel())
     source.add_done_callback(take_over)

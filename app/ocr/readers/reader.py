@@ -41,11 +41,11 @@ class PipelineReader:
         pipeline: Pipeline,
         renderer: Renderer | None = None,
         options: Mapping[str, Any] | None = None,
-        prompt: str | None = None,
+        words: Mapping[str, str] | None = None,
     ):
-        """`options` of all reading: `sampling` changes from one to another; `prompt`: what is asked of each page."""
+        """`options` of all reading: `sampling` changes from one to another; `words`: what is asked of each page."""
         self.pipeline, self.renderer, self._options = pipeline, renderer or InProcess(), options or {}
-        self._prompt = prompt
+        self._words = words
         self._meter = Meter(pipeline, self.renderer)
         self._thread: EngineThread | None = None
 
@@ -54,7 +54,7 @@ class PipelineReader:
         """Loads an engine on its first device. Raises what `vlm.load` raises."""
         renderer = engine.renderer()  # starts while the model loads
         try:
-            return cls(engine.pipeline(), renderer, engine.adapter, engine.prompt)
+            return cls(engine.pipeline(), renderer, engine.adapter, engine.words)
         except BaseException:
             renderer.close()
             raise
@@ -99,7 +99,7 @@ class PipelineReader:
     def _run(self, works: Iterator[Work], sampling: Mapping[str, Any], limit: int | None, put: Put) -> None:
         pages, options = itertools.islice(self._pages(works, put, in_order=limit is not None), limit), self._options
         with (
-            contextlib.closing(PageFeed(pages, self._prompt)) as feed,
+            contextlib.closing(PageFeed(pages, self._words)) as feed,
             contextlib.closing(self.pipeline.as_completed(feed, on_error="yield", **options, **sampling)) as results,
         ):
             for number, result in self._meter.watched(results):

@@ -31,6 +31,17 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
 }  # fmt: skip
 NOTHING = (None, "", [], {})
+# of vllm_xargs: a setting of ours, and what tells nothing (mineru-vl-utils sends both)
+XARGS = ("no_repeat_ngram_size", "debug")
+
+
+def with_xargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a body with the settings of its vllm_xargs among its fields; others' stay there, to be refused."""
+    xargs = values.get("vllm_xargs")
+    if not isinstance(xargs, dict) or not xargs.keys() <= set(XARGS):
+        return values
+    rest = {name: value for name, value in values.items() if name != "vllm_xargs"}
+    return {XARGS[0]: xargs.get(XARGS[0])} | rest
 
 
 def accepted(values: Mapping[str, Any], schema: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from vlm.requests.sampling_options import MAX_OUTPUTS
-from vlm_app.server.openai.fields import accepted, refusal
+from vlm_app.server.openai.fields import accepted, refusal, with_xargs
 from vlm_app.server.openai.sampling_fields import Int32, body_fields, settings_of
 
 MAX_EMBEDDINGS = 2048  # a request, as OpenAI has it
@@ -22,7 +22,7 @@ class Body(BaseModel):
     @classmethod
     def _known(cls, values: Any) -> Any:
         """Drops what has no meaning here, names what is not done."""
-        return accepted(values, cls.model_fields, cls.neutral) if isinstance(values, dict) else values
+        return accepted(with_xargs(values), cls.model_fields, cls.neutral) if isinstance(values, dict) else values
 
 
 class StreamOptions(BaseModel):

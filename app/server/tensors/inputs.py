@@ -120,15 +120,22 @@ def _task(row: Row) -> dict[str, Any]:
 
 
 def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[ImageFile]]:
-    """Reads a text, which is put into the model's template; images stand where it says <image>, or first."""
+    """Reads a text, which is put into the model's template; images stand where it says <image>, or first. Beside it
+    stand a question, and a task of the model's own."""
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
+    told = _task(row) if processor.tasks is not None else {}
+    told |= {"question": row["question"].decode("utf-8", "replace")} if "question" in row else {}
     if processor.family.takes_prompt:
-        return {"prompt": text}, files
+        return {"prompt": text, **told}, files
     if processor.family.takes_text:
-        return {"text": text}, files
-    return {"question" if processor.question_use is QuestionUse.DRAWN else "prompt": text or None}, files
+        return {"text": text, **told}, files
+    if processor.question_use is not QuestionUse.DRAWN:
+        return {"prompt": text or None, **told}, files
+    if text and "question" in told:
+        raise InputError("the question was sent as text_input and as question; send it once.")
+    return {"question": text or None, **told}, files
 
 
 def _file(element: bytes) -> bytes:

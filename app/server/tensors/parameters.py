@@ -13,6 +13,7 @@ import numpy as np
 
 from vlm.errors import InputError, listed
 from vlm_app.server.tensors.settings import SCALARS
+from vlm_app.server.tensors.specs import WORDS_IN
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
@@ -33,11 +34,10 @@ class Parameters:
 
 def check(parameters: dict[str, Any]) -> Parameters:
     """Raises InputError for a parameter that is unknown, or that asks for what is not done here."""
-    unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS)]
+    unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS, *WORDS_IN)]
     if unknown:
-        raise InputError(
-            f"the parameter {listed(unknown)} is unknown here; allowed are {listed((*ALLOWED, *SCALARS), 40)}."
-        )
+        allowed = listed((*ALLOWED, *SCALARS, *WORDS_IN), 40)
+        raise InputError(f"the parameter {listed(unknown)} is unknown here; allowed are {allowed}.")
     for name in SWITCHES:
         if not isinstance(parameters.get(name, False), bool):
             raise InputError(f"the parameter {name} is {_short(parameters[name])}; it must be true or false.")
@@ -46,7 +46,7 @@ def check(parameters: dict[str, Any]) -> Parameters:
         raise InputError(
             f"the parameter priority is {_short(priority)}; requests are served as they come: leave it at 0."
         )
-    options = {name: value for name, value in parameters.items() if name in SCALARS}
+    options = {name: value for name, value in parameters.items() if name in (*SCALARS, *WORDS_IN)}
     return Parameters(_timeout(parameters.get("timeout", 0)), parameters.get(EMPTY_FINAL, False), options)
 
 
@@ -109,6 +109,8 @@ def _check_tensor(where: str, entry: dict[str, Any], names: tuple[str, ...]) -> 
 
 
 def _filled(name: str, value: Any, batch: int) -> np.ndarray:
+    if name in WORDS_IN:
+        return np.full((batch, 1), _text_of(name, value), object)
     kind = SCALARS[name]
     types = {"BOOL": (bool,), "FP32": (int, float)}.get(kind, (int,))
     if not isinstance(value, types) or (kind != "BOOL" and isinstance(value, bool)):
@@ -118,6 +120,12 @@ def _filled(name: str, value: Any, batch: int) -> np.ndarray:
             return np.full((batch, 1), value, DTYPES[kind])
     except OverflowError:
         raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.") from None
+
+
+def _text_of(name: str, value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise InputError(f"the parameter {name} is {_short(value)}; it must be a text.")
+    return value.encode("utf-8", "replace")
 
 
 def _short(value: Any) -> str:

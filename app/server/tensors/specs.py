@@ -34,6 +34,8 @@ SAME = {
 _OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, datatype in SCALARS.items())
 _WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
 TASK = (TensorSpec("prompt_learning_task_name_ids", "UINT32", (1,)), TensorSpec("task", "BYTES", (1,)))
+QUESTION = TensorSpec("question", "BYTES", (1,))
+WORDS_IN = ("task", QUESTION.name)  # of an input, beside its text or image
 IDS_IN = (
     TensorSpec("input_ids", "UINT32", (-1,), optional=False),
     TensorSpec("sequence_length", "UINT32", (1,)),
@@ -53,6 +55,7 @@ IDS = {"input_ids", "sequence_length", "request_prompt_embedding", "request_prom
 DECODER_IDS = {"decoder_input_ids", "decoder_input_lengths"}
 TEXT_IN = (
     TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS, *TASK,
+    QUESTION,
 )  # fmt: skip
 LOGPROBS_OUT = (TensorSpec("cum_log_probs", "FP32", (-1,)), TensorSpec("output_log_probs", "FP32", (-1, -1)))
 IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_length", "UINT32", (-1,)), *LOGPROBS_OUT)
@@ -67,6 +70,10 @@ def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSp
     left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
     if processor.request_builder.prompt_tables is None:
         left_out |= {spec.name for spec in TASK}
+    if processor.tasks is not None and by is TEXT_IN:  # beside ids, what a task stands for is in them
+        left_out.discard("task")
+    if not processor.takes_question:
+        left_out.add(QUESTION.name)
     if processor.vision is not None and processor.vision.fixed_size:
         left_out.add("image_sizes")
     if not (processor.family.takes_text or processor.family.takes_prompt):
