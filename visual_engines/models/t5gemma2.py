@@ -63,7 +63,7 @@ def parse(hf: dict[str, Any]) -> T5Gemma2VisionConfig:
         tower=tower,
         text_width=ConfigReader(encoder.get("text_config") or {}, "T5Gemma 2 encoder").size("hidden_size", 2304),
         side=side,
-        image_token_id=whole.get("image_token_index", 256001),
+        image_token_id=whole.token_id("image_token_index", 256001),
     )
 
 
