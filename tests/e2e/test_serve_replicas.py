@@ -271,6 +271,8 @@ def test_a_rank_that_hangs_ends_its_replica_and_no_other(tmp_path):
             answer = json.loads(get(f"{url}/v1/chat/completions", body))
             assert answer["choices"][0]["message"]["content"] == own
         until(lambda: [(row["ready"], row["restarts"]) for row in replicas(url)] == [(True, 1), (True, 0)])
+        os.kill(follower.pid, signal.SIGCONT)  # stopped, it does not see that the first rank has gone
+        until(lambda: not follower.is_alive())
 
 
 # --- the end ---

@@ -11,7 +11,7 @@ import re
 from visual_engines.families.mineru_markdown import to_markdown
 from vlm.registry.page_steps import Ask, Block, PageSteps
 
-MOST_LINES = 4096  # of a layout that are looked at
+MOST_LINES = 1024  # of a layout that are looked at
 BEGIN = "<|box_start|>"
 LINE = re.compile(
     r"\s*(\d{1,4})\s+(\d{1,4})\s+(\d{1,4})\s+(\d{1,4})\s*<\|box_end\|>"
