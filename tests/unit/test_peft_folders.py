@@ -72,6 +72,8 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
         ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
         ({"r": "many"}, "holds a value that no LoRA has"),
         ({"r": 0}, "holds a value that no LoRA has .a rank of 0"),
+        ({"r": float("inf")}, "holds a value that no LoRA has .cannot convert float infinity"),
+        ({"lora_alpha": float("nan")}, "holds a value that no LoRA has .an alpha of nan"),
         ({"rank_pattern": {"(": 2}}, "holds a value that no LoRA has .missing"),
         ({"alpha_pattern": {"q_proj": "much"}}, "holds a value that no LoRA has"),
         ({"alpha_pattern": ["q_proj"]}, "holds a value that no LoRA has"),

@@ -65,5 +65,5 @@ def invalid_settings(folder: Path, kind: str) -> Iterator[None]:
             f"{folder / FILE} has patterns that take more than {SECONDS} seconds, or too much memory, to match the"
             " adapter's modules; write the modules' names in their place."
         ) from None
-    except (TypeError, ValueError, AttributeError, re.error) as error:
+    except (ArithmeticError, TypeError, ValueError, AttributeError, re.error) as error:
         raise ConfigError(f"{folder / FILE} holds a value that no {kind} has ({error}); fetch it again.") from None

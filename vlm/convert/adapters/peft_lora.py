@@ -60,9 +60,9 @@ class PeftLora:
         with invalid_settings(folder, cls.name):
             return cls(
                 _rank(values.get("r", 8)),
-                float(values.get("lora_alpha", 8)),
+                _alpha(values.get("lora_alpha", 8)),
                 _by_module(values.get("rank_pattern") or {}, modules, _rank),
-                _by_module(values.get("alpha_pattern") or {}, modules, float),
+                _by_module(values.get("alpha_pattern") or {}, modules, _alpha),
                 bool(values.get("use_rslora")),
                 bool(values.get("use_dora")),
             )
@@ -97,6 +97,13 @@ def _rank(value: Any) -> int:
     if (rank := int(value)) < 1:
         raise ValueError(f"a rank of {rank}")
     return rank
+
+
+def _alpha(value: Any) -> float:
+    """Raises ValueError for what is no finite number."""
+    if not math.isfinite(alpha := float(value)):
+        raise ValueError(f"an alpha of {alpha}")
+    return alpha
 
 
 def _by_module(patterns: Mapping[str, Any], modules: Iterable[str], read: Callable[[Any], T]) -> dict[str, T]:
