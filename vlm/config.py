@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
-from vlm.options import errors_of, option
+from vlm.options import errors_of, option, to_tuples
 from vlm.packaged import adapter_folder
-from vlm.ranges import Range, at_least, one_of
+from vlm.ranges import OfType, Range, at_least, one_of
 
 KV_CACHE_DTYPES = ("int8", "fp8")  # of a cache of 8 bits
 DTYPES = ("float32", "float16", "bfloat16")
@@ -38,12 +40,17 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Raises ConfigError that names every unknown key."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - names):
-            raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(names), 40)}.")
-        # JSON has no tuples
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        """Raises ConfigError that names every unknown key, and every value of another type than its field's."""
+        types = _types(cls)
+        if unknown := sorted(set(values) - types.keys()):
+            raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(types), 40)}.")
+        values = {name: to_tuples(value) for name, value in values.items()}  # JSON has none
+        errors = [
+            f"{name} is {value!r}; {error}" for name, value in values.items() if (error := types[name].error(value))
+        ]
+        if errors:
+            raise ConfigError(f"{cls.__name__} cannot have these values: {listed(errors)}.")
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -55,6 +62,13 @@ class Config:
         own = [getattr(self, name, 0) for name in ("num_layers", "depth", "linears")]
         nested = [value.depth_in_all for value in values if isinstance(value, Config)]
         return sum(own) + sum(getattr(self, "depths", ())) + sum(nested)
+
+
+@functools.cache
+def _types(config: type[Config]) -> Mapping[str, OfType]:
+    """Returns the types of a configuration's fields."""
+    hints = typing.get_type_hints(config)
+    return {field.name: OfType(hints[field.name]) for field in dataclasses.fields(config)}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Protocol
@@ -62,7 +62,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class OfType:
-    """Values of a type, as a field of a configuration is annotated; whole numbers are numbers, too."""
+    """Values of a type, as a field of a configuration is annotated; whole numbers are numbers, too. Of types that are
+    neither numbers, truth values, strings nor tuples of them anything but None is taken."""
 
     hint: Any
 
@@ -71,7 +72,7 @@ class OfType:
         return None if _is_of_type(value, self.hint) else f"it must be {self}"
 
     def __str__(self) -> str:
-        return " or ".join(_WORDS.get(kind) or f"a list of {_plural(kind)}" for kind in _kinds(self.hint))
+        return " or ".join(map(_words, _kinds(self.hint)))
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
@@ -93,12 +94,28 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
     if kind is bool:  # files say 0 and 1, too
         return isinstance(value, Integral) and value in (0, 1)
     if (of := _CLASSES.get(kind)) is not None:
-        return isinstance(value, of) and not isinstance(value, bool)
+        return isinstance(value, of) and not isinstance(value, bool) and (of is not Real or _is_finite(value))
+    if typing.get_origin(kind) is not tuple:
+        return True
     parts = typing.get_args(kind)
     if not isinstance(value, tuple):
         return False
     parts = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
     return len(parts) == len(value) and all(map(_is_of_type, value, parts))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # of a whole number that no float holds
+        return False
+
+
+def _words(kind: Any) -> str:
+    """Returns what a value of a type is called."""
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {_plural(kind)}"
+    return _WORDS.get(kind) or "an object"
 
 
 def _plural(kind: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llm_engines.models.llama_config import LlamaConfig, parse
 from vlm.artifacts.generation_config import generation_defaults, standing_alone
 from vlm.errors import ConfigError, InputError
 from vlm.requests.generation import OTHER_NAMES, sampling_params
@@ -69,6 +70,26 @@ def test_tokens_of_a_model_that_are_none(name, value):
         ConfigError, match=f"^the configuration's {name} is .* it must be a token's id or a list of them"
     ):
         generation_defaults({}, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"activation": [1]}, "activation is (1,); it must be a string"),
+        ({"norm_eps": {"a": 1}}, "norm_eps is {'a': 1}; it must be a number"),
+        ({"norm_eps": float("inf")}, "norm_eps is inf; it must be a number"),
+        ({"num_layers": 2.0}, "num_layers is 2.0; it must be a whole number"),
+        ({"rotary": None}, "rotary is None; it must be an object"),
+        ({"whole_layers": 3}, "whole_layers is 3; it must be a list of whole numbers"),
+        ({"reach": "far"}, "reach is 'far'; it must be a whole number"),
+    ],
+)
+def test_a_configuration_of_ours_with_a_value_of_another_type(change, says):
+    values = parse({"model_type": "mistral"}).to_dict()
+    assert LlamaConfig.from_dict(values) == parse({"model_type": "mistral"})
+    with pytest.raises(ConfigError) as caught:
+        LlamaConfig.from_dict(values | change)
+    assert str(caught.value) == f"LlamaConfig cannot have these values: {says}."
 
 
 def test_an_output_that_begins_with_one_of_no_tokens():

@@ -74,7 +74,9 @@ def _is_known(settings: Mapping[str, Any]) -> bool:
     """Says whether all of these are settings of PageProcessor, in the form that is published."""
     size = settings.get("size", PageProcessor().size)
     return settings.keys() <= PageProcessor.__dataclass_fields__.keys() and (
-        isinstance(size, Mapping) and set(size) == {"height", "width"}
+        isinstance(size, Mapping)
+        and set(size) == {"height", "width"}
+        and all(isinstance(side, int) and side > 0 for side in size.values())
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import atomic_dir, canonical_json, check_replaceable, load_json, read_json
+from vlm.artifacts.generation_config import check_tokens
 from vlm.artifacts.manifest import is_mapping
 from vlm.errors import CheckpointError, listed
 
@@ -68,6 +69,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path} has format version {version}, this vlm reads {FORMAT_VERSION}; convert it again."
             )
+        _check_generation(path, manifest.get("generation", {}))
         checkpoint = cls(path, manifest)
         if not is_mapping(checkpoint.mapping, len(list(path.glob("*/rank*.safetensors"))) or 1):
             raise CheckpointError(f"{path} lacks files of the ranks that its config.json names; convert it again.")
@@ -140,6 +142,18 @@ class Checkpoint:
         from vlm.artifacts.weights import TensorFiles
 
         return TensorFiles([self.weight_file(role, rank)])
+
+
+def _check_generation(path: Path, settings: Any) -> None:
+    """Raises CheckpointError and ConfigError for a checkpoint's generation settings that are none."""
+    try:
+        canonical_json(settings)
+        if isinstance(settings, dict):
+            return check_tokens(settings)
+        reason = "are no object"
+    except ValueError:
+        reason = "have numbers that are none"
+    raise CheckpointError(f"{path / 'config.json'} is damaged: its generation settings {reason}; convert it again.")
 
 
 def write_checkpoint(

@@ -5,6 +5,7 @@ As transformers' `GenerationConfig.from_pretrained` and `from_model_config` have
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vlm.errors import ConfigError
@@ -56,10 +57,15 @@ def check_token_ids(name: str, value: Any) -> None:
         )
 
 
+def check_tokens(settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings of which one that names tokens names none."""
+    for name in TOKEN_IDS:
+        check_token_ids(name, settings.get(name))
+
+
 def _known(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that are read; ConfigError for tokens that are none."""
-    for name in TOKEN_IDS:
-        check_token_ids(name, values.get(name))
+    check_tokens(values)
     return {name: value for name, value in values.items() if name in FIELDS and value is not None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Manifest(Config):
         values = read_json(folder / MANIFEST, EngineError, WHAT)
         if (version := values.get("format_version")) != FORMAT_VERSION:
             raise EngineError(f"{folder} has engine format {version}, this vlm reads {FORMAT_VERSION}; {REBUILD}.")
-        if values.pop("sha256", None) != _seal(values):
+        if not _is_sealed(values.pop("sha256", None), values):
             raise EngineError(f"{folder / MANIFEST} was edited or damaged after the build; {REBUILD}.")
         try:
             manifest = cls(**values)
@@ -105,6 +106,13 @@ class Manifest(Config):
         ]
 
 
+def _is_sealed(seal: Any, values: Mapping[str, Any]) -> bool:
+    try:
+        return seal == _seal(values)
+    except ValueError:  # numbers that no JSON of ours holds
+        return False
+
+
 def _is_role(name: str, entry: Any) -> bool:
     fine = isinstance(entry, dict) and isinstance(entry.get("model"), str) and isinstance(entry.get("config"), dict)
     return fine and name.isidentifier()
@@ -132,7 +140,7 @@ def _is_built_for(name: str, entry: Any) -> bool:
     return isinstance(targets, list) and all(isinstance(target, str) for target in targets)
 
 
-def _seal(values: dict[str, Any]) -> str:
+def _seal(values: Mapping[str, Any]) -> str:
     """Returns the manifest's hash of itself: an edited limit is found as an edited weight is."""
     return hashlib.sha256(canonical_json(values).encode()).hexdigest()
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlm.errors import ConfigError, listed
+
 ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
@@ -22,6 +24,10 @@ class Activation:
 
     name: str
     gated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in ACTIVATIONS:
+            raise ConfigError(f"activation is {self.name!r}; it must be one of {listed(ACTIVATIONS)}.")
 
     def width(self, outputs: int) -> int:
         """Returns how many of so many outputs are left."""
