@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from vlm.config import RuntimeConfig
 from vlm.parallel.collectives import OneHost, OneRank, Ranks
 from vlm.parallel.mapping import Mapping
 from vlm.parallel.recording import Recorded
+from vlm.registry.networks import mapping_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -107,7 +109,7 @@ class Hosts(OneHost):
 
 def ranks_of(world: World, mapping: Mapping) -> Ranks:
     """Returns one thread's place among all, and its groups."""
-    groups = {"all": range(mapping.size), "stage": mapping.stage_ranks, "pipeline": mapping.pipeline_ranks}
+    groups = mapping.groups
     collectives = {
         name: Recorded(Threads(world, group, mapping.rank)) if len(group) > 1 else OneRank()
         for name, group in groups.items()
@@ -116,13 +118,13 @@ def ranks_of(world: World, mapping: Mapping) -> Ranks:
     return Ranks(mapping.rank, mapping.size, hosts, **collectives)
 
 
-def on_ranks(tp: int, pp: int, work: Callable[[Ranks], U]) -> list[U]:
+def on_ranks(mapping: Mapping, work: Callable[[Ranks], U]) -> list[U]:
     """Returns what `work` returns on each rank of a mapping."""
-    world, size = World(), tp * pp
+    world, size = World(), mapping.size
 
     def run(rank: int) -> U:
         try:
-            return work(ranks_of(world, Mapping(tp, pp, rank)))
+            return work(ranks_of(world, replace(mapping, rank=rank)))
         except BaseException:
             world.fail()
             raise
@@ -144,6 +146,6 @@ def with_followers(engine: EngineDir, runtime: RuntimeConfig, work: Callable[[Pi
         with closing(Pipeline(engine, runtime, ranks)) as pipeline:
             return work(pipeline)
 
-    [result, *_] = on_ranks(engine.build.tp_size, engine.build.pp_size, run)
+    [result, *_] = on_ranks(mapping_of(engine), run)
     assert result is not None
     return result

@@ -219,6 +219,11 @@ class BuildConfig(Config):
         None, "Weights that share a scale, where a quantization has groups.", default="128", allowed=at_least(2)
     )
     tp_size: int = option(1, "GPUs that split each layer.", allowed=at_least(1))
+    encoder_tp_size: int | None = option(
+        None, "GPUs that split each layer of an encoder of texts, where it is to be split among fewer than the decoder:"
+        " a divisor of tp_size; 1: each GPU has the whole encoder.",
+        default="--tp-size", allowed=at_least(1),
+    )  # fmt: skip
     pp_size: int = option(1, "Pipeline stages that share the layers, each of tp_size GPUs.", allowed=at_least(1))
     ignore: tuple[str, ...] | None = option(
         None, "Layers whose weights are not quantized: names, parts of names or patterns, several apart by ','.",
@@ -229,6 +234,8 @@ class BuildConfig(Config):
         errors = [*errors_of(self, ",")]
         if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
             errors.append(f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86")
+        if not errors and self.tp_size % (self.encoder_tp_size or 1):
+            errors.append(f"encoder_tp_size is {self.encoder_tp_size}, it must divide tp_size {self.tp_size}")
         if errors:
             raise ConfigError("; ".join(errors) + ".")
 
@@ -242,6 +249,12 @@ class BuildConfig(Config):
     def num_ranks(self) -> int:
         """Returns how many processes, a GPU each, run what is built."""
         return self.tp_size * self.pp_size
+
+    @property
+    def mapping(self) -> dict[str, int]:
+        """Returns the ranks as manifests name them: {"tp", "pp"}, and "encoder_tp" where that is not "tp"."""
+        own, sizes = self.encoder_tp_size, {"tp": self.tp_size, "pp": self.pp_size}
+        return sizes if own in (None, self.tp_size) else {**sizes, "encoder_tp": own}
 
     def options(self) -> list[str]:
         """Returns the words after `vlm build MODEL -o OUT` that ask for the same."""

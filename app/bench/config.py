@@ -46,6 +46,7 @@ class SubjectConfig(Config):
     devices: str | None = same_option(RuntimeConfig, "devices")
     threads: int | None = same_option(RuntimeConfig, "threads")  # of every system on the CPU
     tp_size: int = same_option(BuildConfig, "tp_size")  # of ours; Hugging Face runs on one device
+    encoder_tp_size: int | None = same_option(BuildConfig, "encoder_tp_size")
     pp_size: int = same_option(BuildConfig, "pp_size")
     dtype: str | None = option(
         None, f"Computing type: {', '.join(DTYPES)}.", default="float32 on the CPU, bfloat16 on CUDA"

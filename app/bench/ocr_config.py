@@ -25,6 +25,7 @@ class OcrBenchConfig(SubjectConfig):
     backends: tuple[str, ...] = ()  # as built, or torch
     hf: bool = False
     tp_size: int = 1  # each device has an engine of its own
+    encoder_tp_size: int | None = None
     pp_size: int = 1
     repeats: int = option(2, "The median of so many runs counts, each of documents of its own.", allowed=at_least(1))
     kinds: tuple[str, ...] = option(

@@ -121,6 +121,8 @@ def workload(result: dict[str, Any]) -> str:
         subject += f", CPU, {threads} thread{'s' if threads > 1 else ''}"
     if (ranks := config.get("tp_size", 1) * config.get("pp_size", 1)) > 1:
         subject += f", {ranks} ranks"
+        if own := config.get("encoder_tp_size"):
+            subject += f", the encoder's layers among {own}"
     if result["kind"] == "ocr":
         return f"{subject}, {_job(result)}"
     if "rows" in result:

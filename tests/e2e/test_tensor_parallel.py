@@ -30,6 +30,7 @@ from vlm.errors import EngineError, InputError
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import LaunchedRank, launched_rank
+from vlm.parallel.mapping import Mapping
 
 CPU = RuntimeConfig(device="cpu")
 ROOT = Path(__file__).parents[2]
@@ -117,6 +118,15 @@ def test_devices_that_are_not_there(whole, monkeypatch):
         InputError, match="device is cuda:0, 2 ranks take a GPU each; give cuda, cpu, or each one's with"
     ):
         Pipeline(split, RuntimeConfig(device="cuda:0"))
+
+
+@pytest.mark.slow
+def test_processes_that_split_the_encoder_in_pairs(tmp_path):
+    build = ("build", "mini-t5", "-o", tmp_path / "engine", "--tp-size", "4", "--encoder-tp-size", "2")
+    assert call(*build).exit_code == 0
+    found = call(*TRANSLATE, "--model", tmp_path / "engine")
+    assert found.exit_code == 0 and found.stdout.strip() == "Das Haus ist klein."
+    assert re.search(r"mapping +encoder_tp 2, pp 1, tp 4", call("inspect", tmp_path / "engine").stdout)
 
 
 def test_the_command_line(t5):
@@ -248,10 +258,10 @@ def test_ranks_that_are_not_alike(name):
             return str(error)
         return ""
 
-    said = on_ranks(3, 1, check)
+    said = on_ranks(Mapping(3), check)
     assert f"ranks must be alike: {name} is another, the first rank's {own[name]}; install the same versions" in said[1]
     assert all("another rank has something else than the first one" in each for each in (said[0], said[2]))
-    assert on_ranks(1, 2, lambda ranks: check_agreement(ranks.hosts, own)) == [None, None]
+    assert on_ranks(Mapping(pp=2), lambda ranks: check_agreement(ranks.hosts, own)) == [None, None]
 
 
 @pytest.mark.distributed

@@ -119,7 +119,7 @@ def logits_with(pipe: Pipeline, folder) -> torch.Tensor:
 
 def test_ranks_parts_say_it_too(quantized, tmp_path):
     name, engine = quantized
-    parts = split_checkpoint(Checkpoint.open(engine.path.parent / "small"), tmp_path / "parts", tp_size=2, pp_size=1)
+    parts = split_checkpoint(Checkpoint.open(engine.path.parent / "small"), tmp_path / "parts", BuildConfig(tp_size=2))
     split = build_engine(parts, tmp_path / "engine", BuildConfig(max_batch_size=4, tp_size=2))
     with pytest.raises(InputError, match="has folded scales"):
         read_adapter(split, random_adapter(tmp_path / "a", f"{LAYER[name]}.{FOLDED[name][-1]}", seed=1))

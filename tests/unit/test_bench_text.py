@@ -180,13 +180,18 @@ def test_an_engine_that_ranks_split_is_measured(arch, tmp_path, capsys):
 
 
 def test_an_engine_says_how_many_ranks_run_it(tmp_path, capsys):
-    engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", BuildConfig(tp_size=2))
+    sizes = BuildConfig(tp_size=2, encoder_tp_size=1)
+    engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", sizes)
     options = ("text", "--model", engine.path, "--input-output-len", "6,8", "--no-hf")
     assert not bench(*options, "--devices", "cpu,cpu", "--json", tmp_path / "text.json"), capsys.readouterr().err
     config = json.loads((tmp_path / "text.json").read_text())["config"]
-    assert (config["tp_size"], config["devices"]) == (2, "cpu,cpu")
+    assert (config["tp_size"], config["encoder_tp_size"], config["devices"]) == (2, 1, "cpu,cpu")
+    capsys.readouterr()
+    assert not bench("table", tmp_path / "text.json")
+    assert "float32, 2 ranks, the encoder's layers among 1" in capsys.readouterr().out
     for others, says in (
         (("--device", "cpu", "--tp-size", "3"), "is built for 2 ranks; for --tp-size 3 give what it was built from."),
+        (("--tp-size", "2", "--encoder-tp-size", "2"), "is built for 2 ranks; for --encoder-tp-size 2 give what"),
         (("--devices", "cpu,cpu,cpu"), "--devices names 3 devices, the engine is built for 2 ranks; name 2"),
         (("--devices", "cpu,cpu", "--device", "cpu"), "device and devices are both given"),
     ):

@@ -282,7 +282,8 @@ def test_convert_build_inspect(cli, hf, tmp_path):
     assert described["build"] == {
         "dtype": "bfloat16", "max_batch_size": 8, "max_seq_len": 8, "max_encoder_input_len": 6, "backend": "torch",
         "target": [],
-        "quantization": None, "group_size": None, "tp_size": 1, "pp_size": 1, "ignore": None,
+        "quantization": None, "group_size": None, "tp_size": 1, "encoder_tp_size": None, "pp_size": 1,
+        "ignore": None,
     }  # fmt: skip
     assert described["roles"]["visual"]["parameters"] == 4 * 3 + 4
     # 8 sequences of 1 self-, 1 spare and 1 cross block each and the common one; 16 rows of K and V, 2 layers, width 4

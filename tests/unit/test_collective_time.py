@@ -12,6 +12,7 @@ from tests.ranks import on_ranks, with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.executor.collective_time import CollectiveTime
 from vlm.parallel.collectives import Ranks
+from vlm.parallel.mapping import Mapping
 from vlm.parallel.recording import recorded
 
 FLOAT, LAYERS, ROWS, PADDED_ROWS = 4, 4, 3, 4
@@ -63,4 +64,4 @@ def test_calls_are_recorded_in_their_order_and_only_while_that_is_asked():
             call.repeat()
         return [(call.method, tuple(call.x.shape), call.peers) for call in calls]
 
-    assert on_ranks(2, 2, work) == [[("all_gather", (2, 3), ()), ("broadcast", (1, 3), (1,))]] * 4
+    assert on_ranks(Mapping(2, 2), work) == [[("all_gather", (2, 3), ()), ("broadcast", (1, 3), (1,))]] * 4

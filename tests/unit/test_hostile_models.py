@@ -267,6 +267,7 @@ def engine(tmp_path_factory):
     ({"family": []}, "family"), ({"built_for": "x"}, "built_for"),
     ({"built_for": {"torch": {"targets": [1]}}}, "built_for"), ({"generation": [1]}, "generation"),
     ({"mapping": {}}, "mapping"), ({"mapping": {"tp": "2", "pp": 1}}, "mapping"),
+    ({"mapping": {"tp": 4, "pp": 1, "encoder_tp": 3}}, "mapping"), ({"mapping": {"tp": 1, "pp": 1, "a": 1}}, "mapping"),
     ({"mapping": {"tp": 0, "pp": 1}}, "mapping"), ({"mapping": {"tp": 10**6, "pp": 1}}, "mapping"),  # processes
 ])  # fmt: skip
 def test_manifests_that_were_sealed_again(engine, changed, says, tmp_path):

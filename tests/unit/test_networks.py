@@ -178,6 +178,15 @@ def test_ranks_stand_on_a_grid():
         grid[0].layers(1)
 
 
+def test_pairs_of_a_stage_s_ranks_have_the_whole_encoder():
+    grid = [Mapping(tp=4, pp=2, rank=rank, encoder_tp=2) for rank in range(8)]
+    assert [list(each.groups["encoder"]) for each in grid] == [[n, n + 1] for n in (0, 0, 2, 2, 4, 4, 6, 6)]
+    assert [each.of_role("encoder") for each in grid] == [Mapping(2, 2, part) for part in (0, 1, 0, 1, 2, 3, 2, 3)]
+    assert [each.of_role("decoder").rank for each in grid] == list(range(8))
+    assert {each.of_role("visual") for each in grid} == {Mapping()}
+    assert "encoder" not in Mapping(4).groups and Mapping(4, rank=3).of_role("encoder") == Mapping(4, rank=3)
+
+
 def test_a_head_is_not_split():
     """One head of keys for all of queries: its 4 rows could be halved, but both ranks have the whole head."""
     attention = SelfAttention(8, 2, 0, num_kv_heads=1, context=TWO)

@@ -35,7 +35,7 @@ def whole(tmp_path_factory) -> dict[str, Checkpoint]:
 
 @pytest.fixture
 def halves(whole, tmp_path) -> Checkpoint:
-    return split_checkpoint(whole["t5"], tmp_path / "halves", tp_size=2, pp_size=1)
+    return split_checkpoint(whole["t5"], tmp_path / "halves", BuildConfig(tp_size=2))
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
@@ -54,7 +54,7 @@ def test_the_engine_is_that_of_the_whole_checkpoint(whole, tmp_path, name, sizes
 def test_quantized_weights_are_split_on_disk(whole, tmp_path, method):
     options = {"group_size": 4} if method.startswith("int4") else {}
     small = quantized_checkpoint(whole["t5"], tmp_path / "small", method, **options)
-    split = split_checkpoint(small, tmp_path / "split", tp_size=2, pp_size=1)
+    split = split_checkpoint(small, tmp_path / "split", BuildConfig(tp_size=2))
     engines = [build_engine(each, tmp_path / each.path.stem / "engine", BuildConfig(tp_size=2))
                for each in (split, small)]  # fmt: skip
     assert engines[0].manifest == engines[1].manifest and engines[0].manifest.quantization == method
@@ -63,7 +63,7 @@ def test_quantized_weights_are_split_on_disk(whole, tmp_path, method):
 def test_a_folder_is_converted_and_split_at_once(whole, tmp_path):
     folder = whole["llama"].path.parent / "hf"
     found = Checkpoint.open(convert_model(folder, tmp_path / "split", tp_size=2))
-    again = split_checkpoint(whole["llama"], tmp_path / "again", tp_size=2, pp_size=1)
+    again = split_checkpoint(whole["llama"], tmp_path / "again", BuildConfig(tp_size=2))
     assert found.manifest == again.manifest and found.mapping == {"tp": 2, "pp": 1}
     for rank in range(2):
         assert found.weight_file("decoder", rank).read_bytes() == again.weight_file("decoder", rank).read_bytes()
@@ -125,7 +125,16 @@ def test_a_rank_that_is_missing_or_another_rank_s(halves, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mapping", [{"tp": 10**12, "pp": 1}, {"tp": 0, "pp": 1}, {"tp": 2}, [2, 1], {"tp": "2", "pp": 1}]
+    "mapping",
+    [
+        {"tp": 10**12, "pp": 1},
+        {"tp": 0, "pp": 1},
+        {"tp": 2},
+        [2, 1],
+        {"tp": "2", "pp": 1},
+        {"tp": 2, "pp": 1, "encoder_tp": 2},
+        {"tp": 2, "pp": 1, "encoder_tp": 0},
+    ],
 )
 def test_a_mapping_that_no_conversion_writes(halves, mapping):
     values = {**json.loads((halves.path / "config.json").read_text()), "mapping": mapping}
@@ -135,7 +144,7 @@ def test_a_mapping_that_no_conversion_writes(halves, mapping):
 
 
 def test_values_that_the_type_cannot_hold_are_found_in_every_file(whole, tmp_path):
-    split = split_checkpoint(whole["t5"], tmp_path / "split", tp_size=2, pp_size=1)
+    split = split_checkpoint(whole["t5"], tmp_path / "split", BuildConfig(tp_size=2))
     last = {name: tensor.clone() for name, tensor in split.weights("decoder", 1).items()}
     name = max(last, key=lambda name: last[name].numel())
     last[name].view(-1)[-1] = 1e30
@@ -183,7 +192,7 @@ def test_the_command_line(whole, halves, tmp_path):
 
 
 def test_a_whole_checkpoint_may_be_replaced_by_its_parts(whole, tmp_path):
-    copy = split_checkpoint(whole["llama"], tmp_path / "a", tp_size=1, pp_size=1)
+    copy = split_checkpoint(whole["llama"], tmp_path / "a", BuildConfig())
     assert not copy.is_split
     convert_model(copy.path, copy.path, tp_size=2)
     assert Checkpoint.open(copy.path).is_split

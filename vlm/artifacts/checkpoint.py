@@ -8,10 +8,9 @@ One that is split among ranks has a file for each: decoder/rank0.safetensors  de
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,22 +89,23 @@ class Checkpoint:
 
     @property
     def mapping(self) -> dict[str, int]:
-        """Returns the ranks that its weights are split among: {"tp", "pp"}."""
+        """Returns the ranks that its weights are split among, as vlm.config.BuildConfig.mapping has them."""
         return self.manifest.get("mapping", {"tp": 1, "pp": 1})
 
     @property
     def is_split(self) -> bool:
-        return math.prod(self.mapping.values()) > 1
+        return self.mapping["tp"] * self.mapping["pp"] > 1
 
     @property
     def split_options(self) -> list[str]:
         """Returns the words after `vlm convert` and `vlm build` that ask for the same ranks."""
-        return [word for axis, size in self.mapping.items() if size > 1 for word in (f"--{axis}-size", str(size))]
+        sizes = {axis: size for axis, size in self.mapping.items() if size > 1 or axis == "encoder_tp"}
+        return [word for axis, size in sizes.items() for word in (f"--{axis.replace('_', '-')}-size", str(size))]
 
     @property
     def parts(self) -> list[tuple[str, int]]:
         """Returns role and rank of each file of weights."""
-        return parts_of(self.roles, math.prod(self.mapping.values()))
+        return parts_of(self.roles, self.mapping)
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -204,14 +204,18 @@ def write_parts(
     return Checkpoint.open(out)
 
 
-def part_of(role: str, rank: int) -> int:
-    """Returns the number of the part of a role's weights that a rank loads."""
-    return 0 if role in REPLICATED else rank
+def parts_of(roles: Collection[str], mapping: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Returns role and part of everything that the ranks of a mapping load; vlm.parallel.mapping.Mapping.of_role says
+    which rank loads which part."""
+    parts = range(mapping["tp"] * mapping["pp"])
+    return [(role, part) for part in parts for role in roles if part < _num_parts(role, mapping)]
 
 
-def parts_of(roles: Iterable[str], size: int) -> list[tuple[str, int]]:
-    """Returns role and part of everything that `size` ranks load."""
-    return list(dict.fromkeys((role, part_of(role, rank)) for rank in range(size) for role in roles))
+def _num_parts(role: str, mapping: Mapping[str, int]) -> int:
+    """Returns how many parts of a role's weights there are."""
+    if role in REPLICATED:
+        return 1
+    return mapping["pp"] * (mapping.get("encoder_tp", mapping["tp"]) if role == "encoder" else mapping["tp"])
 
 
 def write_roles(

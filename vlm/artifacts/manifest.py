@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -31,7 +30,7 @@ class Manifest(Config):
     backend: str
     limits: dict[str, int | None]  # max_batch_size, max_seq_len, max_encoder_input_len
     dtype: str
-    mapping: dict[str, int]  # {"tp", "pp"}
+    mapping: dict[str, int]  # as BuildConfig.mapping has it
     quantization: str | None
     generation: dict[str, Any]
     source: str  # where the weights come from, in words
@@ -46,7 +45,7 @@ class Manifest(Config):
     def build(self) -> BuildConfig:
         """What builds the same again."""
         values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
-        values |= {f"{axis}_size": size for axis, size in self.mapping.items()}  # tp_size, pp_size
+        values |= {f"{axis}_size": size for axis, size in self.mapping.items()}  # tp_size, …
         names = {field.name for field in fields(BuildConfig)}
         options = {name: value for name, value in self.quantization_options.items() if name in names}
         values |= options | ({"ignore": tuple(options["ignore"])} if "ignore" in options else {})
@@ -125,9 +124,11 @@ def _is_file_entry(name: str, entry: Any) -> bool:
 
 def is_mapping(mapping: Any, num_files: int) -> bool:
     """Says whether a mapping has ranks, and each at least a file: as many processes would be started."""
-    fine = isinstance(mapping, dict) and mapping.keys() == {"tp", "pp"}
+    fine = isinstance(mapping, dict) and mapping.keys() - {"encoder_tp"} == {"tp", "pp"}
     fine = fine and all(isinstance(size, int) and size >= 1 for size in mapping.values())
-    return fine and math.prod(mapping.values()) <= num_files
+    if fine and "encoder_tp" in mapping:
+        fine = mapping["encoder_tp"] < mapping["tp"] and mapping["tp"] % mapping["encoder_tp"] == 0
+    return fine and mapping["tp"] * mapping["pp"] <= num_files
 
 
 def _is_limit(name: str, value: Any) -> bool:

@@ -48,14 +48,13 @@ class TorchBackend(Backend):
     def load_part(
         self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
     ) -> dict[str, nn.Module]:
-        from vlm.artifacts.checkpoint import part_of
         from vlm.layers.adapters.base import AdapterRoom
-        from vlm.registry.networks import load_network
+        from vlm.registry.networks import load_network, mapping_of
 
         check_fp8(engine, runtime, device)
-        adapters, networks = AdapterRoom.from_runtime(runtime), {}
+        adapters, networks, mapping = AdapterRoom.from_runtime(runtime), {}, mapping_of(engine, ranks.rank)
         for role in engine.loaded_roles:
-            tensors = engine.weights(role, device=device, rank=part_of(role, ranks.rank))
+            tensors = engine.weights(role, device=device, rank=mapping.of_role(role).rank)
             networks[role] = load_network(engine, role, tensors, device, ranks, adapters=adapters)
         return networks
 
@@ -68,7 +67,7 @@ def _cut(job: BuildJob) -> dict[tuple[str, int], RoleWeights]:
 
     kept = quantization_of(job.build.quantization, job.quantization_options)
     roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
-    return sharded_by_rank(roles, kept, tp_size=job.build.tp_size, pp_size=job.build.pp_size)
+    return sharded_by_rank(roles, kept, job.build)
 
 
 def check_fp8(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> None:

@@ -92,8 +92,8 @@ def _check_mapping(build: BuildConfig, checkpoint: Checkpoint) -> None:
     if not checkpoint.is_split:
         return
     options = " ".join(checkpoint.split_options)
-    if {"tp": build.tp_size, "pp": build.pp_size} != checkpoint.mapping:
-        words = f"tp_size {build.tp_size}, pp_size {build.pp_size}"
+    if build.mapping != checkpoint.mapping:
+        words = ", ".join(f"{axis}_size {size}" for axis, size in build.mapping.items())
         raise ConfigError(
             f"{checkpoint.path} is split for {options}, the build asks for {words}; run vlm build with {options}, or"
             " build from the whole model."
@@ -154,7 +154,7 @@ def _manifest(
         backend=build.backend,
         limits=limits.to_manifest(),
         dtype=build.dtype,
-        mapping={"tp": build.tp_size, "pp": build.pp_size},
+        mapping=build.mapping,
         quantization=build.quantization,
         quantization_options=checkpoint.quantization_options or build.quantization_options,
         generation=checkpoint.generation,

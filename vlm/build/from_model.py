@@ -25,6 +25,7 @@ def convert_model(
     tokenizer: str | None = None,
     tp_size: int = 1,
     pp_size: int = 1,
+    encoder_tp_size: int | None = None,
     merge_lora: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -33,11 +34,11 @@ def convert_model(
     It is written whole or not at all. Prompts and adapters that were tuned beside a model become folders of their own.
 
     `tokenizer`: what splits a FairSeq model's texts before BPE, "moses" or "none"; None: as the model was trained.
-    `tp_size`, `pp_size`: as a build has them; with several ranks the checkpoint is split among them. `merge_lora`: the
-    folder of an adapter, which becomes a part of the weights. Both may be done to a checkpoint. Raises a VlmError with
-    one sentence.
+    `tp_size`, `pp_size`, `encoder_tp_size`: as a build has them; with several ranks the checkpoint is split among them.
+    `merge_lora`: the folder of an adapter, which becomes a part of the weights. Both may be done to a checkpoint.
+    Raises a VlmError with one sentence.
     """
-    build = BuildConfig(tp_size=tp_size, pp_size=pp_size)
+    build = BuildConfig(tp_size=tp_size, pp_size=pp_size, encoder_tp_size=encoder_tp_size)
     source, out = locate(model, progress=progress), Path(out)
     is_changed = build.num_ranks > 1 or merge_lora is not None
     if source.kind == "engine" or (source.kind == "checkpoint" and not is_changed):
@@ -54,7 +55,7 @@ def convert_model(
             whole = merge_adapter(whole, adapter, merged, progress=progress)
         if build.num_ranks == 1:
             return whole.path
-        return split_checkpoint(whole, out, tp_size=tp_size, pp_size=pp_size, progress=progress).path
+        return split_checkpoint(whole, out, build, progress=progress).path
 
 
 def _base_of(

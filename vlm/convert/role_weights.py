@@ -12,7 +12,6 @@ from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, listed
 from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.layers.quant.quantization import Quantization
-from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import model_spec
 from vlm.registry.quantized_weights import own_types, quantized_layers
 from vlm.registry.sharded_weights import part_context
@@ -51,7 +50,7 @@ def _expected(
     """Returns the types of what is quantized, and the shapes of all tensors, by their names."""
     spec, quantization = model_spec(checkpoint.roles[role]), kept_quantization(checkpoint)
     with invalid_values(checkpoint.path):
-        context = part_context(role, Mapping(**checkpoint.mapping, rank=rank), quantization)
+        context = part_context(role, rank, checkpoint.mapping, quantization)
         shapes = {name: shape for name, (_, shape) in module_layout(spec, config, context).items()}
         types = own_types(quantized_layers(spec, config, context.quantization))
         return {name: own for name, own in types.items() if name in shapes}, shapes

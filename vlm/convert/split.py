@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_parts
+from vlm.config import BuildConfig
 from vlm.convert.role_weights import kept_quantization, role_weights
 from vlm.convert.values import invalid_values
 from vlm.errors import InputError
@@ -13,9 +14,9 @@ from vlm.registry.sharded_weights import sharded_by_rank
 
 
 def split_checkpoint(
-    checkpoint: Checkpoint, out: Path, *, tp_size: int, pp_size: int, progress: Progress | None = None
+    checkpoint: Checkpoint, out: Path, build: BuildConfig, progress: Progress | None = None
 ) -> Checkpoint:
-    """Writes the part of each rank of a whole checkpoint at `out`, whole or not at all, as a build for so many ranks
+    """Writes the part of each rank of a whole checkpoint at `out`, whole or not at all, as a build for its ranks
     cuts them. An older checkpoint there is replaced.
 
     Raises InputError for a checkpoint that is split already, ConfigError for a network that so many ranks cannot split,
@@ -27,6 +28,6 @@ def split_checkpoint(
     with invalid_values(checkpoint.path):
         configs = configs_of(checkpoint)
     roles = {role: role_weights(checkpoint, role, 0, configs[role]) for role in checkpoint.roles}
-    parts = sharded_by_rank(roles, kept, tp_size=tp_size, pp_size=pp_size)
-    manifest = {**checkpoint.manifest, "mapping": {"tp": tp_size, "pp": pp_size}}
+    parts = sharded_by_rank(roles, kept, build)
+    manifest = {**checkpoint.manifest, "mapping": build.mapping}
     return write_parts(out, manifest, parts, processor_files=checkpoint.processor_files, progress=progress)

@@ -108,15 +108,22 @@ class Ranks:
     all: Collectives = field(default_factory=OneRank)
     stage: Collectives = field(default_factory=OneRank)  # with those that split the same layers
     pipeline: Collectives = field(default_factory=OneRank)  # with those of the same part of other stages' layers
+    # with those that split the same layers of an encoder of texts, where these are others than the stage's
+    encoder: Collectives = field(default_factory=OneRank)
+
+    @property
+    def groups(self) -> tuple[Collectives, ...]:
+        """Returns all groups of GPUs, in an order that all ranks have."""
+        return (self.stage, self.encoder, self.pipeline, self.all)
 
     def abort(self) -> None:
         """Ends what waits for a rank that has gone; whoever waited finds out by `hosts.check`."""
-        for each in (self.hosts, self.stage, self.pipeline, self.all):  # the stage's kernels hold up all else
+        for each in (self.hosts, *self.groups):  # the stage's kernels hold up all else
             each.abort()
 
     def close(self) -> None:
         """Ends the connections between GPUs, which a process must not leave to its end."""
-        for each in (self.all, self.stage, self.pipeline):
+        for each in self.groups:
             each.close()
 
 

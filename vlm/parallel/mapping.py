@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from vlm.artifacts.checkpoint import REPLICATED
 from vlm.errors import ConfigError
 
 
@@ -39,11 +40,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Places process `rank` on a grid of `pp` pipeline stages, of `tp` ranks each that split every tensor."""
+    """Places process `rank` on a grid of `pp` pipeline stages, of `tp` ranks each that split every tensor.
+
+    `encoder_tp` consecutive ranks of a stage split those of an encoder of texts, and others of them have it, too; None:
+    all of the stage do.
+    """
 
     tp: int = 1
     pp: int = 1
     rank: int = 0
+    encoder_tp: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.tp * self.pp:
@@ -74,6 +80,25 @@ class Mapping:
     def pipeline_ranks(self) -> range:
         """Returns the ranks that have this one's place in each stage."""
         return range(self.rank % self.tp, self.size, self.tp)
+
+    @property
+    def groups(self) -> dict[str, range]:
+        """Returns the ranks that this one tells something, by the field of vlm.parallel.collectives.Ranks."""
+        groups = {"all": range(self.size), "stage": self.stage_ranks, "pipeline": self.pipeline_ranks}
+        if self.encoder_tp is None:
+            return groups
+        first = self.rank - self.shard.rank % self.encoder_tp
+        return groups | {"encoder": range(first, first + self.encoder_tp)}
+
+    def of_role(self, role: str) -> Mapping:
+        """Returns the rank's place among those that split a role's network, its `rank` there being the number of the
+        part of the weights that it loads."""
+        if role in REPLICATED:
+            return Mapping()
+        if role != "encoder" or self.encoder_tp is None:
+            return replace(self, encoder_tp=None)
+        own = self.encoder_tp
+        return Mapping(own, self.pp, self.stage.rank * own + self.shard.rank % own)
 
     def layers(self, count: int) -> range:
         """Returns which of a network's layers the rank's stage runs. Raises ConfigError where one would have none."""

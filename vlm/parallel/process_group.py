@@ -110,7 +110,6 @@ class ProcessHosts:
 
 def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) -> Ranks:
     """Connects a process with those of all ranks. `local`: all are of this machine, and listen to no other one."""
-    members = {"all": range(mapping.size), "stage": mapping.stage_ranks, "pipeline": mapping.pipeline_ranks}
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with _errors():
@@ -123,7 +122,7 @@ def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) 
                 dist.PrefixStore(f"{name} {list(ranks)}", store), ranks, mapping.rank, device=device, local=local,
                 peers=peers if name == "stage" else None,
             )
-            for name, ranks in members.items()
+            for name, ranks in mapping.groups.items()
         }  # fmt: skip
         ranks = Ranks(mapping.rank, mapping.size, hosts, **groups)
         _first_calls(ranks, mapping.stage, device)
@@ -162,7 +161,7 @@ def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
     """Makes each kind of connection, which the capture of a graph cannot. When it returns no rank needs the store."""
     stages = Stages(stage, ranks.pipeline)
     stages.hand_on(stages.received(torch.zeros(1, device=device)))
-    for group in (ranks.all, ranks.stage, ranks.pipeline):
+    for group in ranks.groups:
         group.all_reduce(torch.zeros(1, device=device))
     ranks.hosts.minimum(0)
 

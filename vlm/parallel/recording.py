@@ -68,7 +68,7 @@ class Recorded:
 def recorded(ranks: Ranks) -> Iterator[list[Call]]:
     """Gives a list that the calls of these ranks' collectives are put into meanwhile, those of all groups in order."""
     calls: list[Call] = []
-    groups = [group for group in (ranks.all, ranks.stage, ranks.pipeline) if isinstance(group, Recorded)]
+    groups = [group for group in ranks.groups if isinstance(group, Recorded)]
     for group in groups:
         group.calls = calls
     try:

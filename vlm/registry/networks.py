@@ -16,7 +16,6 @@ from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import model_spec
-from vlm.registry.sharded_weights import part_context
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -31,11 +30,13 @@ def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE, adapters: Ada
             f"{engine.path} keeps its weights as {kind}, which modules of this version do not; rebuild the engine with"
             " vlm build."
         )
-    context = part_context(role, mapping_of(engine, ranks.rank), quantization_of(kind, options))
-    context = replace(context, adapters=adapters)
-    if context.mapping.size == 1:
+    mapping = mapping_of(engine, ranks.rank)
+    own = mapping.of_role(role)
+    context = ModelContext(own, quantization_of(kind, options).of_role(role), adapters)
+    if own.size == 1:
         return context
-    return replace(context, collectives=ranks.stage, pipeline=ranks.pipeline)
+    splitting = ranks.stage if own.tp == mapping.tp else ranks.encoder
+    return replace(context, collectives=splitting, pipeline=ranks.pipeline)
 
 
 def mapping_of(engine: EngineDir, rank: int = 0) -> Mapping:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.artifacts.checkpoint import REPLICATED, RoleWeights, parts_of
+from vlm.artifacts.checkpoint import RoleWeights, parts_of
 from vlm.artifacts.weights import TensorSource
-from vlm.errors import ConfigError
+from vlm.config import BuildConfig
+from vlm.errors import ConfigError, listed
 from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
@@ -22,21 +23,26 @@ from vlm.registry.catalogs import model_spec
 
 
 def sharded_by_rank(
-    roles: Mapping[str, RoleWeights], quantization: Quantization, *, tp_size: int, pp_size: int
+    roles: Mapping[str, RoleWeights], quantization: Quantization, build: BuildConfig
 ) -> dict[tuple[str, int], RoleWeights]:
-    """Returns what each rank keeps of each role's weights, by role and rank; what all run whole is rank 0's. Raises
-    ConfigError for a network that so many ranks cannot split."""
+    """Returns the parts of each role's weights that ranks keep, by role and number; what all run whole is part 0.
+    Raises ConfigError for a network that so many ranks cannot split, and for a size of an encoder that is not there."""
+    if build.encoder_tp_size is not None and not {"encoder", "decoder"} <= roles.keys():
+        raise ConfigError(
+            f"encoder_tp_size is {build.encoder_tp_size}, which is for models of an encoder of texts and a decoder,"
+            f" this one's parts are {listed(sorted(roles))}; leave it out."
+        )
     contexts = {
-        (role, rank): part_context(role, ranks.Mapping(tp_size, pp_size, rank), quantization)
-        for role, rank in parts_of(roles, tp_size * pp_size)
+        (role, part): part_context(role, part, build.mapping, quantization)
+        for role, part in parts_of(roles, build.mapping)
     }
-    return {(role, rank): sharded(roles[role], context) for (role, rank), context in contexts.items()}
+    return {(role, part): sharded(roles[role], context) for (role, part), context in contexts.items()}
 
 
-def part_context(role: str, mapping: ranks.Mapping, quantization: Quantization) -> ModelContext:
-    """Returns what the part of a role's network that a rank keeps is made in."""
-    own = ranks.Mapping() if role in REPLICATED else mapping
-    return ModelContext(own, quantization.of_role(role))
+def part_context(role: str, part: int, mapping: Mapping[str, int], quantization: Quantization) -> ModelContext:
+    """Returns what a part of a role's network is made in; `mapping`: as BuildConfig has it."""
+    own = ranks.Mapping(**mapping).of_role(role)
+    return ModelContext(replace(own, rank=part), quantization.of_role(role))
 
 
 def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:

@@ -27,7 +27,7 @@ from vlm_app.bench.floor import Floor, bandwidth, decode_floor
 from vlm_app.bench.kernels import check_profiled
 from vlm_app.bench.systems.environment import environment
 from vlm_app.bench.systems.random_adapters import load_random_adapters
-from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
+from vlm_app.bench.systems.subject import SIZES, LimitsOf, Progress, prepare
 from vlm_app.core.backend_names import MeasuredName
 from vlm_app.core.running import open_pipeline
 
@@ -118,7 +118,7 @@ def prepare_session(
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         build = next(iter(engines.values())).build
         of_rank(config.runtime, 0, build.num_ranks)  # devices that do not suit are said before anything is measured
-        own = {"dtype": build.dtype, "tp_size": build.tp_size, "pp_size": build.pp_size, "backends": tuple(engines)}
+        own = {name: getattr(build, name) for name in ("dtype", *SIZES)} | {"backends": tuple(engines)}
         session_config = dataclasses.replace(config, device=str(device), **own)
         sizes = {name: _size(path) for name, path in subject.engines.items()}
         folder = subject.folder if config.beside_others else None

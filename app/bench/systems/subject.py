@@ -22,7 +22,8 @@ from vlm.build.store import Source, locate, resolve
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
-from vlm.errors import ConfigError, InputError, LimitError, listed
+from vlm.errors import ConfigError, InputError, LimitError, counted, listed
+from vlm.options import default_flag
 from vlm.registry.catalogs import configs_of, family, match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
@@ -33,6 +34,7 @@ from vlm_app.reference.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
 LimitsOf = Callable[[RoleConfigs], Limits]  # of an engine with these roles
+SIZES = ("tp_size", "encoder_tp_size", "pp_size")  # of ranks
 # kinds of models: what they take, and what measures them
 VERBS = {
     "image": ("image", "vlm bench latency or throughput"),
@@ -90,13 +92,18 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     wanted = config.backends or (name,)
     if any(MeasuredName.read(each).engine != name for each in wanted):
         raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
-    for name in ("tp_size", "pp_size"):
-        if (size := getattr(config, name)) not in (1, getattr(engine.build, name)):
-            raise InputError(
-                f"{path} is built for {engine.build.num_ranks} rank{'s' * (engine.build.num_ranks > 1)}; for"
-                f" --{name.replace('_', '-')} {size} give what it was built from."
-            )
+    _check_ranks(config, engine)
     return dict.fromkeys(wanted, resolve(path, dtype=config.dtype, **limits(configs_of(engine))))
+
+
+def _check_ranks(config: SubjectConfig, engine: EngineDir) -> None:
+    """Raises InputError for other ranks than an engine is built for."""
+    build, ranks = engine.build, counted(engine.build.num_ranks, "rank")
+    own = {name: getattr(build, name) for name in SIZES} | {"encoder_tp_size": build.encoder_tp_size or build.tp_size}
+    for name in SIZES:
+        if (size := getattr(config, name)) not in (getattr(SubjectConfig, name), own[name]):
+            flag = default_flag(name)
+            raise InputError(f"{engine.path} is built for {ranks}; for {flag} {size} give what it was built from.")
 
 
 def backend_name(build: BuildConfig) -> str:
@@ -141,7 +148,8 @@ def _checked_build(
 ) -> BuildConfig:
     """Returns the build without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)
-    build = BuildConfig(dtype=dtype, tp_size=config.tp_size, pp_size=config.pp_size, **limits(configs))
+    sizes = {name: getattr(config, name) for name in SIZES}
+    build = BuildConfig(dtype=dtype, **sizes, **limits(configs))
     for name in config.backend_names:
         check_backend(_for_backend(build, name))
     try:

@@ -12,7 +12,7 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.groups import Group, takes
 
-SPLIT = Group.making(BuildConfig).only("tp_size", "pp_size").changed(
+SPLIT = Group.making(BuildConfig).only("tp_size", "encoder_tp_size", "pp_size").changed(
     tp_size={"help": "Split it for so many GPUs that split each layer, a file each."},
     pp_size={"help": "Split it for so many pipeline stages that share the layers, each of tp_size GPUs."},
 )  # fmt: skip
@@ -61,6 +61,6 @@ def convert(
     from vlm.build.from_model import convert_model
 
     with Progress() as progress:
-        sizes = {"tp_size": split.tp_size, "pp_size": split.pp_size}
+        sizes = {name: getattr(split, name) for name in SPLIT.options}
         path = convert_model(source, out, tokenizer=tokenizer, merge_lora=merge_lora, progress=progress, **sizes)
     print(path)

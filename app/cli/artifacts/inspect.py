@@ -225,9 +225,10 @@ def _stages(engine: EngineDir) -> dict[str, Any]:
 
 def _rank_bytes(engine: EngineDir, rank: int) -> int:
     """Returns the bytes of the files that a rank loads."""
-    from vlm.artifacts.checkpoint import part_of
+    from vlm.registry.networks import mapping_of
 
-    names = [f"{role}/rank{part_of(role, rank)}.safetensors" for role in engine.roles]
+    mapping = mapping_of(engine, rank)
+    names = [f"{role}/rank{mapping.of_role(role).rank}.safetensors" for role in engine.roles]
     return sum(engine.manifest.files[name]["size"] for name in names)
 
 
