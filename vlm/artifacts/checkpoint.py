@@ -68,7 +68,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path} has format version {version}, this vlm reads {FORMAT_VERSION}; convert it again."
             )
-        _check_generation(path, manifest.get("generation", {}))
+        _check_values(path, manifest)
         checkpoint = cls(path, manifest)
         if not is_mapping(checkpoint.mapping, len(list(path.glob("*/rank*.safetensors"))) or 1):
             raise CheckpointError(f"{path} lacks files of the ranks that its config.json names; convert it again.")
@@ -144,16 +144,16 @@ class Checkpoint:
         return TensorFiles([self.weight_file(role, rank)])
 
 
-def _check_generation(path: Path, settings: Any) -> None:
-    """Raises CheckpointError and ConfigError for a checkpoint's generation settings that are none."""
+def _check_values(path: Path, manifest: dict[str, Any]) -> None:
+    """Raises CheckpointError and ConfigError for a checkpoint's configuration whose values no conversion writes."""
+    settings = manifest.get("generation", {})
     try:
-        canonical_json(settings)
-        if isinstance(settings, dict):
+        canonical_json(manifest)
+        if isinstance(settings, dict) and not isinstance(settings.get("decoder_start_token_id"), list):
             return check_tokens(settings)
-        reason = "are no object"
-    except ValueError:
-        reason = "have numbers that are none"
-    raise CheckpointError(f"{path / 'config.json'} is damaged: its generation settings {reason}; convert it again.")
+    except ValueError:  # of numbers that are none
+        pass
+    raise CheckpointError(f"{path / 'config.json'} is damaged: it holds values that are none; convert it again.")
 
 
 def write_checkpoint(
