@@ -134,6 +134,8 @@ def test_a_new_conversation_knows_nothing_of_the_last(page, button):
     finished(panel)
     panel.get_by_role("button", name=button).click()
     sync_api.expect(panel.locator(".bot")).to_have_count(0)
+    # the page clears itself first, and the server then ends what has been asked by then
+    sync_api.expect(panel.locator(".prose.timing", has_text="first token")).to_have_count(0)
     ask(panel, "Which colour does the star have?")
     sync_api.expect(page.locator(".toast-body")).to_contain_text("there is no image yet")
 
