@@ -12,7 +12,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.producer import Producer
-from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.attention_variant import PLAIN, AttentionVariant, Scores
 from vlm.ops.qk_norm import qk_norm
 from vlm.ops.rotary import rotary
 
@@ -29,19 +29,13 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
 
+    def scores(self, bias: Tensor | None = None) -> Scores:
+        """Returns how it scores keys; bias [H, 2 M + 1] by distance."""
+        return Scores(self.scale, bias, self.variant)
+
     def heads(self, linear: Linear) -> tuple[int, ...]:
         """Returns how many heads each part of a Linear's outputs has on this rank."""
         return tuple(size // self.head_dim for size in linear.part_sizes.values())
-
-    def add_norms(self, eps: float | None) -> None:
-        """Adds norms of each head's queries and keys; None: there are none."""
-        self.has_norms = eps is not None
-        if eps is not None:
-            self.q_norm, self.k_norm = RmsNorm(self.head_dim, eps), RmsNorm(self.head_dim, eps)
-
-    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns queries [R, H, D] and keys [R, H_kv, D], normed where there are norms."""
-        return qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.has_norms else (q, k)
 
     def split(self, x: Tensor, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Splits [R, sum of heads · D] into [R, H, D] for each number of heads."""
@@ -64,10 +58,11 @@ def head_units(num_heads: int, num_kv_heads: int, context: ModelContext) -> dict
     return {"q": queries, "k": num_kv_heads, "v": num_kv_heads, "in": queries}
 
 
-class EncoderAttention(Attention):
-    """Computes multi-head attention of each row over all rows of its sequence.
+class FusedAttention(Attention):
+    """Makes queries, keys and values of the same rows, in one product.
 
-    `qk_norm_eps`: each head's queries and keys are normed before their positions turn them.
+    `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries. `qk_norm_eps`: each
+    head's queries and keys are normed before their positions turn them. `out_bias` None: as `bias`.
     """
 
     def __init__(
@@ -78,6 +73,7 @@ class EncoderAttention(Attention):
         context: ModelContext,
         head_dim: int | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
         scale: float | None = None,
         num_kv_heads: int | None = None,
         qk_norm_eps: float | None = None,
@@ -87,11 +83,22 @@ class EncoderAttention(Attention):
         inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
         parts, units = {"q": inner, "k": kv, "v": kv}, head_units(num_heads, num_kv_heads or num_heads, context)
         self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
-        self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
+        out_bias = bias if out_bias is None else out_bias
+        self.out = Linear(inner, hidden, bias=out_bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
-        self.add_norms(qk_norm_eps)
+        self.has_norms = qk_norm_eps is not None
+        if qk_norm_eps is not None:
+            self.q_norm, self.k_norm = RmsNorm(self.head_dim, qk_norm_eps), RmsNorm(self.head_dim, qk_norm_eps)
         # a head of values that several of queries share would need one scale for all of theirs
         self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns queries [R, H, D] and keys [R, H_kv, D], normed where there are norms."""
+        return qk_norm(q, k, self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.has_norms else (q, k)
+
+
+class EncoderAttention(FusedAttention):
+    """Computes multi-head attention of each row over all rows of its sequence."""
 
     def forward(
         self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None, *, angles: Tensor | None = None
@@ -107,46 +114,20 @@ class EncoderAttention(Attention):
             both = sum(self.qkv_heads[:2])
             turned = rotary(rows.view(len(rows), -1, self.head_dim)[:, :both], angles)
             q, k = turned.split(self.qkv_heads[:2], 1)
-        scores: dict[str, Any] = {"scale": self.scale, "bias": bias, "variant": self.variant}
+        scores = self.scores(bias)
         if batch.recorder is not None and batch.recorder.keep_attentions:
-            batch.recorder.attentions.append(batch.attention.attention_weights(q, k, **scores))
-        mixed = batch.attention.encoder_attention(q, k, v, **scores)
+            batch.recorder.attentions.append(batch.attention.attention_weights(q, k, scores=scores))
+        mixed = batch.attention.encoder_attention(q, k, v, scores=scores)
         return self.out(mixed.flatten(1), batch)
 
 
-class SelfAttention(Attention):
-    """Computes multi-head attention of each row over the earlier tokens of its sequence.
+class SelfAttention(FusedAttention):
+    """Computes multi-head attention of each row over the earlier tokens of its sequence, whose keys and values are the
+    cache's of this `layer`; the rest as in FusedAttention."""
 
-    `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries. `qk_norm_eps`: each
-    head's queries and keys are normed before their positions turn them. `out_bias` None: as `bias`.
-    """
-
-    def __init__(
-        self,
-        hidden: int,
-        num_heads: int,
-        layer: int,
-        *,
-        context: ModelContext,
-        head_dim: int | None = None,
-        bias: bool = True,
-        out_bias: bool | None = None,
-        scale: float | None = None,
-        num_kv_heads: int | None = None,
-        qk_norm_eps: float | None = None,
-        variant: AttentionVariant = PLAIN,
-    ):
-        super().__init__(head_dim or hidden // num_heads, scale, variant)
-        inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
+    def __init__(self, hidden: int, num_heads: int, layer: int, **options: Any):
+        super().__init__(hidden, num_heads, **options)
         self.layer = layer
-        parts, units = {"q": inner, "k": kv, "v": kv}, head_units(num_heads, num_kv_heads or num_heads, context)
-        self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
-        out_bias = bias if out_bias is None else out_bias
-        self.out = Linear(inner, hidden, bias=out_bias, axis="row", units=units, context=context)
-        self.qkv_heads = self.heads(self.qkv)
-        self.add_norms(qk_norm_eps)
-        # a head of values that several of queries share would need one scale for all of theirs
-        self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
 
     def forward(
         self, x: Tensor, batch: ForwardBatch, *, bias: Tensor | None = None, angles: Tensor | None = None
@@ -155,8 +136,7 @@ class SelfAttention(Attention):
         positions -> [R, hidden]; the rows' keys and values enter the cache first."""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         q, k = self.normed(q, k)
-        scores: dict[str, Any] = {"scale": self.scale, "bias": bias, "variant": self.variant}
-        mixed = batch.attention.self_attention(self.layer, q, k, v, angles=angles, **scores)
+        mixed = batch.attention.self_attention(self.layer, q, k, v, scores=self.scores(bias), angles=angles)
         return self.out(mixed.flatten(1), batch)
 
 
@@ -176,8 +156,7 @@ class MergedAttention(SelfAttention):
         assert angles is not None and bias is None
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         q, k = self.normed(q, k)
-        scores: dict[str, Any] = {"scale": self.scale, "angles": angles, "variant": self.variant}
-        mixed = batch.attention.merged_attention(self.layer, q, k, v, **scores)
+        mixed = batch.attention.merged_attention(self.layer, q, k, v, scores=self.scores(), angles=angles)
         return self.out(mixed.flatten(1), batch)
 
     def write(self, features: Tensor, batch: ForwardBatch) -> None:
@@ -222,7 +201,7 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends to the encoder's output: x [R, hidden] -> [R, hidden]"""
         q = self.q(x, batch).view(x.shape[0], -1, self.head_dim)
-        mixed = batch.attention.cross_attention(self.layer, q, scale=self.scale, variant=self.variant)
+        mixed = batch.attention.cross_attention(self.layer, q, scores=self.scores())
         return self.out(mixed.flatten(1), batch)
 
     def write(self, features: Tensor, batch: ForwardBatch) -> None:

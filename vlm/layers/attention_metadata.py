@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.attention_variant import Scores
 from vlm.ops.kv_write import kv_write
 from vlm.ops.merged_attention import merged_attention
 from vlm.ops.packed_attention import attention_weights, packed_attention
@@ -20,40 +20,22 @@ from vlm.ops.step_attention import step_attention
 class AttentionMetadata:
     """Does for attention layers what depends on the layout. Each layout has the kinds of attention its networks need.
 
-    q is [R, H, D]; k and v are [R, H_kv, D]; a result is [R, H, D]; `bias` is [H, 2 M + 1] by distance;
-    `variant` says what else is done to scores.
+    q is [R, H, D]; k and v are [R, H_kv, D]; a result is [R, H, D].
     """
 
     def self_attention(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        bias: Tensor | None,
-        angles: Tensor | None,
-        variant: AttentionVariant = PLAIN,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor | None
     ) -> Tensor:
         """Puts the rows' keys and values into the cache and attends to all earlier ones of the same sequence. `angles`
         [R, 2, n]: by which queries and keys are turned."""
         raise NotImplementedError
 
-    def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
+    def cross_attention(self, layer: int, q: Tensor, *, scores: Scores) -> Tensor:
         """Attends to the encoder's output, as `write_cross` put it into the cache."""
         raise NotImplementedError
 
     def merged_attention(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        angles: Tensor,
-        variant: AttentionVariant = PLAIN,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor
     ) -> Tensor:
         """Does what `self_attention` and `cross_attention` do, in one softmax."""
         raise NotImplementedError
@@ -62,15 +44,11 @@ class AttentionMetadata:
         """Puts keys and values of the encoder's output into the cache."""
         raise NotImplementedError
 
-    def encoder_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
-    ) -> Tensor:
+    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:
         """Attends to all rows of the same sequence."""
         raise NotImplementedError
 
-    def attention_weights(
-        self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
-    ) -> list[Tensor]:
+    def attention_weights(self, q: Tensor, k: Tensor, *, scores: Scores) -> list[Tensor]:
         """Returns what `encoder_attention` weighs values by: each sequence's [H, T, T] float32."""
         raise NotImplementedError
 
@@ -94,51 +72,45 @@ class PagedMetadata(AttentionMetadata):
     several: bool = False  # has a sequence more than one row of a decode step, which see those before?
 
     def self_attention(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        bias: Tensor | None,
-        angles: Tensor | None,
-        variant: AttentionVariant = PLAIN,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor | None
     ) -> Tensor:
         kv = self.cache.layer(layer)
         if self.tiles is None and not self.several:
             new = NewTokens(k, v, self.places, angles)
-            return step_attention(q, new, kv, self.self_tables, self.slots, self.self_lengths, scale, bias, variant)
+            return step_attention(
+                q, new, kv, self.self_tables, self.slots, self.self_lengths, scores.scale, scores.bias, scores.variant
+            )
         if angles is None:
             kv_write(k, v, kv, self.self_tables, self.slots, self.places)
         else:
             q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
         if self.tiles is None:
-            return paged_attention(q, kv, self.self_tables, self.slots, self.self_lengths, scale, bias, variant)
-        return prefill_attention(q, kv, self.self_tables, self.tiles, scale, bias, variant)
+            return paged_attention(
+                q, kv, self.self_tables, self.slots, self.self_lengths, scores.scale, scores.bias, scores.variant
+            )
+        return prefill_attention(q, kv, self.self_tables, self.tiles, scores.scale, scores.bias, scores.variant)
 
-    def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
+    def cross_attention(self, layer: int, q: Tensor, *, scores: Scores) -> Tensor:
         assert self.cross_lengths is not None
         return paged_attention(
-            q, self.cache.layer(layer), self.cross_tables, self.slots, self.cross_lengths, scale, None, variant
+            q,
+            self.cache.layer(layer),
+            self.cross_tables,
+            self.slots,
+            self.cross_lengths,
+            scores.scale,
+            None,
+            scores.variant,
         )
 
     def merged_attention(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        angles: Tensor,
-        variant: AttentionVariant = PLAIN,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor
     ) -> Tensor:
         assert self.cross_lengths is not None
         kv = self.cache.layer(layer)
         q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
         tables, lengths = (self.self_tables, self.cross_tables), (self.self_lengths, self.cross_lengths)
-        return merged_attention(q, kv, tables, self.slots, lengths, scale, variant)
+        return merged_attention(q, kv, tables, self.slots, lengths, scores.scale, scores.variant)
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
         kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)
@@ -161,12 +133,8 @@ class PackedMetadata(AttentionMetadata):
 
     tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
 
-    def encoder_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
-    ) -> Tensor:
-        return packed_attention(q, k, v, self.tiles, scale, bias, variant)
+    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:
+        return packed_attention(q, k, v, self.tiles, scores.scale, scores.bias, scores.variant)
 
-    def attention_weights(
-        self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
-    ) -> list[Tensor]:
-        return attention_weights(q, k, self.tiles, scale, bias, variant)
+    def attention_weights(self, q: Tensor, k: Tensor, *, scores: Scores) -> list[Tensor]:
+        return attention_weights(q, k, self.tiles, scores.scale, scores.bias, scores.variant)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.layers.attention_metadata import AttentionMetadata
-from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.attention_variant import Scores
 from vlm.ops.rotary import slot_rotary
 from vlm.ops.slot_attention import slot_attention, slot_write
 
@@ -67,16 +67,7 @@ class SlotMetadata(AttentionMetadata):
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by what layers share
 
     def self_attention(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        bias: Tensor | None,
-        angles: Tensor | None,
-        variant: AttentionVariant = PLAIN,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor | None
     ) -> Tensor:
         batch = self.starts.shape[0]
         q, k, v = (heads(x, batch) for x in (q, k, v))
@@ -86,9 +77,9 @@ class SlotMetadata(AttentionMetadata):
         keys, values = self.self_caches[layer]
         keys, values = slot_write(keys, k, self.starts), slot_write(values, v, self.starts)
         self.self_caches[layer] = keys, values
-        mask = self._mask(bias, variant.reach, keys.shape[2], q.dtype)
+        mask = self._mask(scores.bias, scores.variant.reach, keys.shape[2], q.dtype)
         lengths = self.starts + self.span
-        return rows_of(slot_attention(scaled(q, scale), keys, values, mask, lengths, mask is None))
+        return rows_of(slot_attention(scaled(q, scores.scale), keys, values, mask, lengths, mask is None))
 
     def _mask(self, bias: Tensor | None, reach: int | None, keys: int, dtype: torch.dtype) -> Tensor | None:
         """Returns what is added, later keys hidden: a mask and causality exclude each other. None: nothing is."""
@@ -101,8 +92,8 @@ class SlotMetadata(AttentionMetadata):
             )
         return self._masks[name]
 
-    def cross_attention(self, layer: int, q: Tensor, *, scale: float, variant: AttentionVariant = PLAIN) -> Tensor:
-        q = scaled(heads(q, self.starts.shape[0]), scale)
+    def cross_attention(self, layer: int, q: Tensor, *, scores: Scores) -> Tensor:
+        q = scaled(heads(q, self.starts.shape[0]), scores.scale)
         keys, values = self.cross_caches[layer]
         return rows_of(slot_attention(q, keys, values, None, self.cross_lengths, False))
 
@@ -126,11 +117,10 @@ class PaddedMetadata(AttentionMetadata):
     lengths: Tensor  # [B] int64
     span: int  # S
 
-    def encoder_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, variant: AttentionVariant = PLAIN
-    ) -> Tensor:
+    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:
         q, k, v = (heads(x, self.lengths.shape[0]) for x in (q, k, v))
         at = torch.arange(self.span, device=q.device)
-        is_plain = bias is None and variant.reach is None
-        mask = None if is_plain else added(bias, variant.reach, (at - at[:, None])[None], q.dtype)
-        return rows_of(slot_attention(scaled(q, scale), k, v, mask, self.lengths, False))
+        bias, reach = scores.bias, scores.variant.reach
+        is_plain = bias is None and reach is None
+        mask = None if is_plain else added(bias, reach, (at - at[:, None])[None], q.dtype)
+        return rows_of(slot_attention(scaled(q, scores.scale), k, v, mask, self.lengths, False))

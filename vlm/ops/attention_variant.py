@@ -37,6 +37,14 @@ class AttentionVariant(NamedTuple):
 PLAIN = AttentionVariant()
 
 
+class Scores(NamedTuple):
+    """Says how a layer scores keys: q kᵀ · scale + bias, as the variant says."""
+
+    scale: float
+    bias: Tensor | None = None  # [H, 2 M + 1] by distance
+    variant: AttentionVariant = PLAIN
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, variant: AttentionVariant) -> Tensor:
     """Computes softmax(capped(q kᵀ · scale) + mask) v, float32: q [..., S, D], k and v [..., T, D]; mask: what is seen
     (bool) or added, the variant's window within it -> [..., S, D]"""
