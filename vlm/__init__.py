@@ -30,8 +30,9 @@ from vlm.requests.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
     from vlm.api.capabilities import Capabilities
+    from vlm.api.load import load
     from vlm.api.outputs import Encoding, Output
-    from vlm.api.pipeline import Pipeline, load
+    from vlm.api.pipeline import Pipeline
     from vlm.build.from_model import build_model, convert_model
 
 __version__ = "0.1.0"
@@ -71,7 +72,7 @@ __all__ = [
 ]
 
 _LAZY = {  # these import torch
-    "load": "vlm.api.pipeline",
+    "load": "vlm.api.load",
     "Pipeline": "vlm.api.pipeline",
     "AsyncPipeline": "vlm.api.async_pipeline",
     "Capabilities": "vlm.api.capabilities",

@@ -16,7 +16,8 @@ from tests.parity.cases import parity
 from visual_engines.families.florence2 import TASKS
 from visual_engines.families.florence2_answers import answer, read_answer
 from visual_engines.models.florence2_config import parse
-from vlm.api.pipeline import Pipeline, load
+from vlm.api.load import load
+from vlm.api.pipeline import Pipeline
 from vlm.errors import ConfigError, InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig

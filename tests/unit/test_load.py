@@ -6,7 +6,7 @@ import pytest
 
 import vlm
 from tests import tiny
-from vlm.api import pipeline
+from vlm.api import load
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory):
 def loaded(checkpoint, tmp_path_factory, monkeypatch):
     """Loads with the options -> (what the engine is built for, the configuration it is run with)."""
     cache = tmp_path_factory.getbasetemp() / "load-cache"
-    monkeypatch.setattr(pipeline, "Pipeline", lambda engine, runtime: (engine.build, runtime))
+    monkeypatch.setattr(load, "Pipeline", lambda engine, runtime: (engine.build, runtime))
     return lambda **options: vlm.load(checkpoint, cache_dir=cache, **options)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
-
 from vlm.api.adapters import LoadedAdapters
 from vlm.api.capabilities import Capabilities
+from vlm.api.encoding import EncoderCalls
 from vlm.api.job import Job
 from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
@@ -21,17 +19,13 @@ from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
-from vlm.backends.devices import first_device, of_rank
-from vlm.build.store import resolve
+from vlm.backends.devices import of_rank
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.engine.admission import check_encoder_input
 from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.leading import Engine, LeadingEngine
 from vlm.engine.llm_engine import EngineUsage
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
-from vlm.executor.packing import batched, batched_by_kinds, batched_by_tokens
-from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.ops.kernels.compile_time import compile_seconds
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.processing.input_fields import INPUT_KEYS
@@ -47,52 +41,6 @@ if TYPE_CHECKING:
     from vlm.executor.collective_time import CollectiveTime
 
 TEXTS_TOGETHER = 32  # that a thread prepares at once: one takes microseconds, an image milliseconds
-
-
-def load(
-    model: str | Path,
-    *,
-    device: str | None = None,
-    dtype: str | None = None,
-    max_batch_size: int | None = None,
-    max_seq_len: int | None = None,
-    max_encoder_input_len: int | None = None,
-    backend: str | None = None,
-    encoder_only: bool = False,
-    cache_dir: str | Path | None = None,
-    runtime: RuntimeConfig | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-    lora: Mapping[str, str | Path] | None = None,
-    max_loras: int | None = None,
-    max_lora_rank: int | None = None,
-    prompt_table: str | Path | None = None,
-) -> Pipeline:
-    """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
-
-    What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
-    engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
-    vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
-    the disk: `encode` is all that there is then. `lora`: folders of adapters by the names that requests have for them.
-    `prompt_table`: tuned prompts whose tasks requests may name. They, `max_loras`, `max_lora_rank`, `device` and
-    `max_batch_size` override those of `runtime`; None leaves them.
-    Raises a VlmError with one sentence.
-    """
-    if bad := [name for name in lora or () if "=" in name]:
-        raise InputError(f"an adapter is called {bad[0]!r}; give it a name without =.")
-    named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())
-    tables = None if prompt_table is None else str(prompt_table)
-    own = {"device": device, "max_batch_size": max_batch_size, "lora": named, "prompt_table": tables}
-    runtime = _overridden(runtime or RuntimeConfig(), max_loras=max_loras, max_lora_rank=max_lora_rank, **own)
-    limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
-    options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
-    path = resolve(model, on=first_device(runtime).type, progress=progress, **options, **limits)
-    engine = EngineDir.open(path).limited(**limits)
-    return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
-
-
-def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
-    """Returns the configuration with those options that are not None."""
-    return replace(runtime, **{name: value for name, value in options.items() if value is not None})
 
 
 class Pipeline:
@@ -122,6 +70,7 @@ class Pipeline:
         self.device = self.llm.encoders.device
         self.clock = StageClock()  # of what this process does to inputs and outputs
         self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
+        self._encoder = EncoderCalls(self.llm, self.processor, self.capabilities)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
@@ -215,16 +164,7 @@ class Pipeline:
         """
         many = isinstance(inputs, list | tuple)
         fields = [{**self._builder.fields(one), **options} for one in (inputs if many else [inputs])]
-        if self.capabilities.takes_prompt and (
-            not self.capabilities.has_text_encoder or all({"images", "pixel_values"} >= one.keys() for one in fields)
-        ):
-            encodings = [self._features(one, hidden_states or attentions) for one in fields]
-            return encodings if many else encodings[0]
-        requests = [self._builder.build(one, SamplingParams()) for one in fields]
-        if (encoder := self.processor.encoder) is not None:
-            for request in requests:
-                check_encoder_input(request, encoder, self.capabilities.max_encoder_input_len)
-        encodings = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
+        encodings = self._encoder.encodings(fields, hidden_states=hidden_states, attentions=attentions)
         return encodings if many else encodings[0]
 
     @overload
@@ -363,44 +303,6 @@ class Pipeline:
             request = self._builder.build(source, params, lora)
         self._preprocess_seconds += time.perf_counter() - start
         return request
-
-    def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """Yields what the encoder takes in one pass."""
-        encoders = self.llm.encoders
-        if encoders.encoder is None:
-            yield from batched(requests, encoders.max_encoder_batch_size)
-            return
-        for batch in batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.source_ids)):
-            most = encoders.networks.adapters.num_slots
-            yield from batched_by_kinds(batch, most, lambda r: {r.adapter_id} if r.adapted else set())
-
-    def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
-        """Returns the rows of a prompt table that an input's images become."""
-        images = self._builder.images.of_prompt(fields)
-        if not images or more:
-            what = "the last states of images" if self.llm.encoders.visual else "no encoder"
-            raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
-        return Encoding(torch.cat(self.llm.encode_images(list(images), cached=True)).cpu())
-
-    def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
-        encoders = self.llm.encoders
-        if encoders.encoder is None:
-            if hidden_states or attentions:
-                raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = self.llm.encode_images([r.source_image for r in requests], cached=False)
-            return [Encoding(x.cpu()) for x in features]
-        recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
-        texts = [r.source_ids for r in requests]
-        last = self.llm.encode_texts(requests, recorder)
-        if recorder is None:
-            return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
-        states = zip(*(x.split([len(ids) for ids in texts]) for x in recorder.hidden_states), strict=True)
-        weights = zip(*recorder.attentions, strict=True) if attentions else ([] for _ in texts)
-        on_host = lambda tensors: tuple(t.cpu() for t in tensors)  # noqa: E731
-        return [
-            Encoding(x.cpu(), ids, on_host((*s, x)) if hidden_states else None, on_host(w) if attentions else None)
-            for x, ids, s, w in zip(last, texts, states, weights, strict=True)
-        ]
 
     # --- results ---
     def _count(self, completion: Completion) -> None:

@@ -1,0 +1,61 @@
+"""From a name or a folder to a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import first_device
+from vlm.build.store import resolve
+from vlm.config import RuntimeConfig
+from vlm.errors import InputError
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    max_encoder_input_len: int | None = None,
+    backend: str | None = None,
+    encoder_only: bool = False,
+    cache_dir: str | Path | None = None,
+    runtime: RuntimeConfig | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    lora: Mapping[str, str | Path] | None = None,
+    max_loras: int | None = None,
+    max_lora_rank: int | None = None,
+    prompt_table: str | Path | None = None,
+) -> Pipeline:
+    """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
+
+    What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
+    engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
+    vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
+    the disk: `encode` is all that there is then. `lora`: folders of adapters by the names that requests have for them.
+    `prompt_table`: tuned prompts whose tasks requests may name. They, `max_loras`, `max_lora_rank`, `device` and
+    `max_batch_size` override those of `runtime`; None leaves them.
+    Raises a VlmError with one sentence.
+    """
+    if bad := [name for name in lora or () if "=" in name]:
+        raise InputError(f"an adapter is called {bad[0]!r}; give it a name without =.")
+    named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())
+    tables = None if prompt_table is None else str(prompt_table)
+    own = {"device": device, "max_batch_size": max_batch_size, "lora": named, "prompt_table": tables}
+    runtime = _overridden(runtime or RuntimeConfig(), max_loras=max_loras, max_lora_rank=max_lora_rank, **own)
+    limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
+    options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
+    path = resolve(model, on=first_device(runtime).type, progress=progress, **options, **limits)
+    engine = EngineDir.open(path).limited(**limits)
+    return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
+
+
+def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
+    """Returns the configuration with those options that are not None."""
+    return replace(runtime, **{name: value for name, value in options.items() if value is not None})
