@@ -260,6 +260,32 @@ def _counting(function, calls):
     return wrapped
 
 
+# settings that leave a search of four beams fewer outcomes than beams, and how many
+FEW = {
+    "one token": ({"max_new_tokens": 1, "allowed_token_ids": [5]}, 1),
+    "a forced end": ({"max_new_tokens": 1, "forced_eos_token_id": 1}, 1),
+    "an end alone": ({"max_new_tokens": 4, "allowed_token_ids": [1]}, 1),
+    "no way on": ({"max_new_tokens": 5, "allowed_token_ids": [5, 6], "no_repeat_ngram_size": 1}, 0),
+}
+
+
+@pytest.mark.parametrize("few", FEW)
+def test_outcomes_that_are_not_there_are_empty_and_never_an_earlier_requests(made, few):
+    model, engine, texts = made("t5")
+    settings, count = FEW[few]
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_batch_size=4))
+    earlier = pipe.generate({"encoder_input_ids": texts[0]}, num_beams=4, max_new_tokens=NEW)
+    assert len(earlier.token_ids) > 1
+    out = pipe.generate({"encoder_input_ids": texts[1]}, num_beams=4, num_return_sequences=4, **settings)
+    outcomes = (out, *out.alternatives)
+    assert [bool(each.token_ids) for each in outcomes] == [True] * count + [False] * (4 - count)
+    assert all(each.finish_reason == "stop" and not each.logprobs for each in outcomes[count:])
+    if "allowed_token_ids" not in settings:
+        assert out.token_ids == hf_beams(model, texts[1], num_beams=4, **settings)[0][0]
+    again = pipe.generate({"encoder_input_ids": texts[0]}, num_beams=4, max_new_tokens=NEW)
+    assert (again.token_ids, again.score) == (earlier.token_ids, earlier.score)
+
+
 @torch.no_grad()
 def diverse_beams(model, ids, width: int, rate: float, steps: int) -> list[tuple[list[int], float]]:
     """Li, Monroe and Jurafsky (2016), equation 6, without ends: siblings are ranked, each rank costs `rate`."""

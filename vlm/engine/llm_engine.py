@@ -234,6 +234,8 @@ class LLMEngine:
     def _hypothesis_reason(self, sequence: Sequence, hypothesis: Hypothesis) -> str:
         """Returns why a hypothesis of this search ended."""
         token_ids, words = hypothesis.token_ids, sequence.request.params.stop_words_ids
+        if not token_ids:
+            return "stop"  # its settings left the search no token to go on with
         at_stop = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
         return self._reason(sequence, STOP if at_stop else LENGTH, token_ids[-1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,9 +65,11 @@ class DecodeBurst:
         ]
 
 
-def hypotheses_of(rows: list[tuple[list[int], list[float], int, float]], start: int) -> list[Hypothesis]:
-    """Turns (tokens, log-probabilities, length, score) into what was generated after `start`"""
-    return [Hypothesis(t[start:n], p[start:n], score) for t, p, n, score in rows if n > start]
+def hypotheses_of(rows: Iterable[tuple[list[int], list[float], int, float, bool]], start: int) -> list[Hypothesis]:
+    """Turns (tokens, log-probabilities, length, score, whether it ended) into what was generated after `start`: nothing
+    where none ended, and the row is an earlier search's."""
+    return [Hypothesis(t[start:n], p[start:n], score) if ended else Hypothesis([], [], score)
+            for t, p, n, score, ended in rows]  # fmt: skip
 
 
 def to_host(tensor: Tensor) -> Tensor:

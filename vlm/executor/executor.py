@@ -113,9 +113,11 @@ class Executor:
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
         """Returns the outcomes of ended beam searches, best first."""
         beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
-        buffers = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
+        buffers = (
+            beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores, beams.ended
+        )  # fmt: skip
         rows = iter(zip(*(x[slots].tolist() for x in buffers), strict=True))
-        return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
+        return [hypotheses_of(itertools.islice(rows, s.width), s.prompt_length) for s in sequences]
 
     def release(self, sequence: Sequence) -> None:
         """Drops what was held for a sequence's prompt."""

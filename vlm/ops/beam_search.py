@@ -107,7 +107,7 @@ def reference_step(
     alive = (state.finish[leaders] == RUNNING)[:, None]
     length, limit = state.lengths[leaders][:, None], state.max_lengths[leaders][:, None]
     continuations = candidates(logits, normalized, state, beams, groups, stops)
-    there = continuations.scores > float("-inf")
+    there = continuations.scores > NONE / 2  # of a beam that exists: at first there is one alone
     ends = (state.stop_ids[leaders][:, None] == continuations.tokens[..., None]).any(-1) | (length + 1 >= limit)
     if stops is not None:
         ends = ends | stops[groups.rows.long().gather(1, continuations.parents), continuations.tokens]

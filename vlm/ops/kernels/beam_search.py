@@ -89,7 +89,7 @@ def _choose(
             best_parent = tl.where(here, at // K, best_parent)
             best_token = tl.where(here, _take(token, c, at), best_token)
             ranked = tl.where(c == at, -float("inf"), ranked)
-        there = best_total > -float("inf")
+        there = best_total > NONE / 2
         stops = tl.full([K_PAD], 0, tl.int32) + (length + 1 >= limit).to(tl.int32)
         for s in range(STOPS):
             stop = tl.load(stops_ptr + leader * STOPS + s)
