@@ -147,11 +147,31 @@ def test_rows_have_the_lengths_of_a_dora_by_whichever_name(tmp_path):
         (dora(torch.ones(32)) | ones(K), DORA, "k_proj lacks its lora_magnitude_vector; fetch or save it again"),
         (dora(torch.ones(32)), {}, "has a lora_magnitude_vector, its configuration does not say use_dora; fetch"),
         (matrices(torch.ones(2, 32), torch.full((32, 2), torch.inf)), {}, r"are no numbers \(its lora_B\)"),
+        (ones(), {"lora_alpha": 1e308}, r"q_proj has values that its lora_alpha of 1e\+308 makes infinite; fetch or save"),
+        (matrices(torch.ones(2, 32), torch.ones(32, 2).cfloat()), {}, r"has values of type complex64 \(its lora_B\)"),
+        (matrices(torch.ones(2, 32).bool(), torch.ones(32, 2)), {}, r"has values of type bool \(its lora_A\)"),
     ],
 )  # fmt: skip
 def test_lengths_that_do_not_fit(tensors, config, sentence, tmp_path):
     with pytest.raises(VlmError, match=sentence):
         read(folder_of(tmp_path / "a", tensors, **config))
+
+
+def test_matrices_of_8_bits_are_read(tmp_path):
+    narrow = {name: values.to(torch.float8_e4m3fn) for name, values in ones().items()}
+    [weights] = read(folder_of(tmp_path / "a", narrow))["decoder"]["blocks.0.attention.qkv"]
+    assert weights.b.dtype == torch.float32 and weights.b[:32].eq(4).all()
+
+
+def test_values_beyond_the_type_that_layers_compute_in_are_refused(tmp_path):
+    """Beside them the rows of others would be no numbers: their products with them count for nothing, and are NaN."""
+    engine = engine_dir(tiny.llama(), tmp_path, dtype="float16")
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_loras=1))
+    with pytest.raises(
+        InputError, match="has values that are too large for float16; run its model with another --dtype"
+    ):
+        pipe.load_lora("a", folder_of(tmp_path / "a", lora_alpha=1e6))
+    pipe.load_lora("b", folder_of(tmp_path / "b", lora_alpha=1e4))  # there is room
 
 
 def test_rows_of_zeros_get_no_length(tmp_path):

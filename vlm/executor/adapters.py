@@ -80,7 +80,19 @@ class AdapterCache:
                 f"the adapter (use_dora) gives lengths to rows of zeros{where}, which have no direction; it was made"
                 " for other weights."
             )
-        return {role: layers for role, (layers, _) in found.items()}
+        layers = {role: layers for role, (layers, _) in found.items()}
+        self._check_values(layers)
+        return layers
+
+    def _check_values(self, adapter: Mapping[str, BankLayers]) -> None:
+        """Raises InputError, on all ranks, for values that are too large for the type that layers compute in."""
+        dtype = self._kind["dtype"]
+        fits = all(w.fits(dtype) for layers in adapter.values() for changes in layers.values() for w in changes)
+        if not self._minimum(int(fits)):
+            name = str(dtype).removeprefix("torch.")
+            raise InputError(
+                f"the adapter has values that are too large for {name}; run its model with another --dtype."
+            )
 
     def remove(self, adapter_id: int) -> None:
         """Forgets an adapter. No sequence may have it any more."""

@@ -106,17 +106,24 @@ def read_beside(folder: Path) -> dict[str, Tensor]:
 def _checked(folder: Path, trained: dict[str, Tensor], modules: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns tensors that are numbers, of other modules' weights than the adapter changes. Raises CheckpointError."""
     for name, values in trained.items():
-        if not values.isfinite().all():
+        if not values.float().isfinite().all():
             raise CheckpointError(f"{folder}: {name} has values that are no numbers; fetch or save it again.")
         if name.removesuffix(".weight") in modules:
             raise CheckpointError(f"{folder} both replaces {name} and adds to it; merge it with PEFT.")
     return trained
 
 
+def _numbers(name: str, values: Tensor) -> Tensor:
+    """Returns a tensor in float32. Raises ValueError for one that is not of floats, all of them finite."""
+    if not values.is_floating_point():
+        raise ValueError(f"has values of type {str(values.dtype).removeprefix('torch.')} (its {name})")
+    if not (values := values.float()).isfinite().all():
+        raise ValueError(f"has values that are no numbers (its {name})")
+    return values
+
+
 def _weights(folder: Path, config: PeftKind, module: str, parts: Mapping[str, Tensor]) -> AdapterWeights:
     try:
-        if wrong := [name for name, values in parts.items() if not values.isfinite().all()]:
-            raise ValueError(f"has values that are no numbers (its {wrong[0]})")
-        return config.weights(module, parts)
+        return config.weights(module, {name: _numbers(name, values) for name, values in parts.items()})
     except ValueError as error:
         raise CheckpointError(f"{folder}: {module} {error}; fetch or save it again.") from None

@@ -38,4 +38,4 @@ class PeftIa3:
             # as PEFT keeps them: [1, in] or [out, 1]
             what = "inputs, [1, n]" if of_inputs else "outputs, [n, 1]"
             raise ValueError(f"has a vector of shape {shape}, its configuration says that it scales {what}")
-        return Ia3Weights(parts["ia3_l"].float().flatten(), of_inputs=of_inputs)
+        return Ia3Weights(parts["ia3_l"].flatten(), of_inputs=of_inputs)

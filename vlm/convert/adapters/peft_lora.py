@@ -76,10 +76,14 @@ class PeftLora:
         a, b, rank = parts["lora_A"], parts["lora_B"], self.rank_of(module)
         if not (a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == rank):
             raise ValueError(f"has shapes {list(a.shape)} and {list(b.shape)}, its configuration says rank {rank}")
-        lora = LoraWeights(a.float(), b.float() * self.scale_of(module))
+        lora = LoraWeights(a, b * self.scale_of(module))
+        if not lora.fits(torch.float32):
+            raise ValueError(
+                f"has values that its lora_alpha of {self.alphas.get(module, self.alpha):g} makes infinite"
+            )
         if not self.use_dora:
             return lora
-        if (magnitude := parts[MAGNITUDE].float()).shape != (len(b),):
+        if (magnitude := parts[MAGNITUDE]).shape != (len(b),):
             raise ValueError(f"has a {MAGNITUDE} of shape {list(magnitude.shape)}, its rows are {len(b)}")
         return DoraWeights(lora, magnitude, torch.ones(len(b), dtype=torch.bool))
 

@@ -71,6 +71,11 @@ class BankWeights(AdapterWeights, Protocol):
 
     def part(self, rows: slice, columns: slice) -> BankWeights | None: ...
 
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Says whether all of its values are finite in a layer that computes in this type: in a product with those of
+        other rows, which counts for nothing, what is not becomes NaN."""
+        ...
+
     def to(self, device: torch.device, dtype: torch.dtype) -> BankWeights: ...
 
     def bank(self, in_features: int, part_sizes: Mapping[str, int], room: AdapterRoom) -> KindBank:

@@ -49,6 +49,9 @@ class Ia3Weights:
     def beside(self, base: BaseLayer) -> list[Ia3Weights]:
         return [self]
 
+    def fits(self, dtype: torch.dtype) -> bool:
+        return all(x is None or bool(x.isfinite().all()) for x in (self.scales, self.shifts))
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Ia3Weights:
         shifts = None if self.shifts is None else self.shifts.to(device)
         # in float32, as PEFT keeps them beside any type

@@ -39,6 +39,9 @@ class LoraWeights(NamedTuple):
     def beside(self, base: BaseLayer) -> list[LoraWeights]:
         return [self]
 
+    def fits(self, dtype: torch.dtype) -> bool:
+        return all(bool(x.to(dtype).isfinite().all()) for x in self)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> LoraWeights:
         return LoraWeights(self.a.to(device, dtype), self.b.to(device, dtype))
 
