@@ -534,6 +534,27 @@ def beam_search(device: torch.device) -> None:
         assert torch.equal(states[0].self_tables, states[1].self_tables)
         _same_search(*states)
     assert all(states[0].slots.finish[: sum(widths)] == 3), "every search ends"
+    _one_outcome(device)
+
+
+def _one_outcome(device: torch.device) -> None:
+    """A search of three beams at its last token, of which settings leave one: one beam exists, and has an outcome."""
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
+
+    for step in (beam_op.reference_step, beam_kernel.step):
+        state = BatchState(3, 8, CacheShape(8, 2, 2, 2), device)
+        s, b = state.slots, state.beams
+        s.finish[:3], s.lengths[:], s.prompt_lengths[:], s.max_lengths[:], s.stop_ids[:, 0] = 0, 1, 1, 2, 1
+        b.can_improve[:], b.scores[:], b.length_penalty[:], b.hypotheses[:] = True, -1e9, 1.0, 7
+        b.scores[0] = 0.0
+        slots = torch.tensor([[0, 1, 2]], dtype=torch.int32, device=device)
+        logits = torch.full((3, 40), float("-inf"), device=device)
+        logits[:, 5] = 0.0
+        step(logits, False, s, b, beam_op.Groups(slots, slots, 3, 6))
+        assert b.ended[:3].tolist() == [True, False, False]
+        assert (b.hypotheses[0, 1], b.hypothesis_scores[0]) == (5, 0.0)
+        assert s.finish[:3].tolist() == [3, 3, 3]
 
 
 def _same_search(a, b) -> None:
