@@ -15,7 +15,7 @@ from vlm.backends.devices import devices_of
 from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import InputError, VlmError
+from vlm.errors import InputError, VlmError, listed
 from vlm.options import option, options_of
 from vlm_app.core import garbage
 
@@ -75,10 +75,19 @@ class LoadOptions:
         return self.build.get("dtype")
 
     @property
+    def adapters(self) -> list[str]:
+        """Returns the names of the adapters, in the order of their numbers."""
+        return list(self.runtime_config().lora_folders)
+
+    @property
     def adapter(self) -> dict[str, str]:
         """Returns the adapter of inputs that name none, by what `Pipeline.generate` calls it: a lone one."""
-        names = list(self.runtime_config().lora_folders)
-        return {"lora": names[0]} if len(names) == 1 else {}
+        return {"lora": self.adapters[0]} if len(self.adapters) == 1 else {}
+
+    def check_one_adapter(self, use: str) -> None:
+        """Raises InputError for several adapters, where nothing says which input has which; `use`: what is done."""
+        if len(names := self.adapters) > 1:
+            raise InputError(f"--lora names {listed(names)}; {use} with one adapter: give one of them.")
 
     def check_base_alone(self, wanted_by: str) -> None:
         """Raises InputError for adapters, where Hugging Face's base model is run beside this one."""

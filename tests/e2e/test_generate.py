@@ -308,7 +308,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     result = call("generate", "--chat", "--model", "nothing", "--prompt-table", three)
     assert "holds 3 tasks; say which one with --tasks 0" in one_sentence(result)
     result = call("generate", "w1", "--model", folder, *SHORT, "--prompt-table", three, "--tasks", "0,1")
-    assert "--tasks names 2 tasks for 1 requests" in one_sentence(result)
+    assert "--tasks names 2 tasks for 1 request;" in one_sentence(result)
     assert "--tasks says whose rows" in one_sentence(call("generate", "w1", "--model", folder, "--tasks", "0"))
     result = call("generate", "w1", "--model", folder, *SHORT, "--prompt-table", "wide.npy")
     assert "this model takes rows of 32 values" in one_sentence(result, code=1)

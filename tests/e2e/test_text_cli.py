@@ -111,7 +111,7 @@ def test_tuned_prompts_that_do_not_fit(tuned, tmp_path):
         ("translate", ("--prompt-table", table), "holds 2 tasks; say which one with --tasks 0"),
         ("summarize", ("--prompt-table", table, "--tasks", "2"), "--tasks names 2; "),
         ("summarize", ("--tasks", "1"), "--tasks says whose rows"),
-        ("translate", ("--prompt-table", table, "--tasks", "0,1"), "--tasks names 2 tasks for 1 requests"),
+        ("translate", ("--prompt-table", table, "--tasks", "0,1"), "--tasks names 2 tasks for 1 request;"),
     ):
         result = call(verb, "a text", *options, "--model", "nothing")
         assert result.exit_code == 2 and says in result.stderr and not result.stdout, result.stderr
