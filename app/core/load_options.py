@@ -33,14 +33,26 @@ class AdapterFolders:
     """Adapters that are called as their folders are."""
 
     lora_dir: tuple[str, ...] = option(
-        (), "Instead of --lora: folders of adapters, which requests call as the folders are called, or number from 0"
-        " on; repeat it, or: --lora-dir a b.", metavar="FOLDER...",
+        (), "Instead of --lora: folders of adapters, which requests call as the folders are called (equal names: with"
+        " what tells their paths apart, r1/last), or number from 0 on; repeat it, or: --lora-dir a b.",
+        metavar="FOLDER...",
     )  # fmt: skip
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Returns NAME=FOLDER of each."""
-        return tuple(f"{Path(os.path.abspath(folder)).name}={folder}" for folder in self.lora_dir)
+        """Returns NAME=FOLDER of each; equal names have as much of the paths before them as tells them apart."""
+        paths = [Path(os.path.abspath(folder).replace("=", "-")) for folder in self.lora_dir]  # = would end a name
+        names = (_name_among(path, paths) for path in paths)
+        return tuple(f"{name}={folder}" for name, folder in zip(names, self.lora_dir, strict=True))
+
+
+def _name_among(path: Path, paths: list[Path]) -> str:
+    """Returns the shortest end of a path that no other one has; of one that is there twice its last part."""
+    for count in range(1, len(path.parts) + 1):
+        end = path.parts[-count:]
+        if sum(other.parts[-count:] == end for other in paths) == 1:
+            return str(Path(*end))
+    return path.name
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -106,6 +107,15 @@ def test_folders_alone_are_named_and_numbered(llama, adapters, texts, tmp_path):
     file.write_text(json.dumps({"prompt": PROMPTS[1], "lora": "b"}))
     result = call("generate", "--raw-prompt", "--model", llama, "--file", file, *SHORT, *both)
     assert result.stdout.splitlines() == [texts["b"][1]]
+    again = tmp_path / "again" / "b"
+    shutil.copytree(adapters["a"], again)
+    result = call(*generate, "--lora-dir", adapters["b"], again, "--lora-task-uids", 1, 0, -1)
+    assert result.stdout.splitlines() == [texts["a"][0], texts["b"][1], texts[None][2]], result.stderr
+    file.write_text(json.dumps({"prompt": PROMPTS[1], "lora": "again/b"}))
+    result = call(
+        "generate", "--raw-prompt", "--model", llama, "--file", file, *SHORT, "--lora-dir", again, adapters["b"]
+    )
+    assert result.stdout.splitlines() == [texts["a"][1]], result.stderr
     result = call("generate", *SHORT, "--lora-dir", adapters["b"], "--model", llama, "--raw-prompt", "--", *PROMPTS)
     assert result.stdout.splitlines() == texts["b"]
 
@@ -162,7 +172,7 @@ def test_of_several_adapters_one_is_said(verb, flags, tmp_path):
         (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 request; give one"),
         (("--lora-task-uids", ""), "--lora-task-uids is ''; give numbers such as 0 or 0,1,0"),
         (("--lora", "a=b", "--lora-dir", "c"), "adapters are given by --lora and by --lora-dir; give all of them by"),
-        (("--lora-dir", "x/a", "y/a/"), "lora names a twice, give each adapter a name of its own"),
+        (("--lora-dir", "x/a", "./x/a/"), "lora names a twice, give each adapter a name of its own"),
         (("--lora", "a=b", "--check-accuracy"), "--check-accuracy compares with the base model; leave --lora out"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm_app.cli.options.several import with_each_flag
+from vlm_app.core.load_options import AdapterFolders
 
 METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--goodput": "NAME:MS...", "--lora": None, "-x": "TEXT"}
 
@@ -26,3 +27,8 @@ METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--goodput": "NAME:MS..
 )
 def test_further_values_have_their_flag(line, found):
     assert with_each_flag(line.split(), METAVARS) == found.split()
+
+
+def test_folders_of_equal_names_are_told_apart_by_their_paths():
+    folders = ("r1/last", "r2/last", "x/lr=1", "r3/y/last")
+    assert AdapterFolders(folders).named == ("r1/last=r1/last", "r2/last=r2/last", "lr-1=x/lr=1", "y/last=r3/y/last")
