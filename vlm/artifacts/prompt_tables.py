@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TASKS, FORMAT_VERSION = "tasks.json", 1
 WHAT = "folder of tuned prompts"
+NOT_FINITE = "NaN or infinity among its rows; give finite floats, as they were tuned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ def _named(folder: Path) -> Iterable[TunedPrompt]:
 
 
 def _read(file: Path, label: str) -> Any:
-    """Reads floats as float32. Raises InputError for a file of anything else."""
+    """Reads finite floats as float32. Raises InputError for a file of anything else."""
     import numpy as np
 
     try:
@@ -130,7 +131,11 @@ def _read(file: Path, label: str) -> Any:
         raise InputError(f"{label} is no .npy file of numbers; write it with numpy.save.") from None
     if not np.issubdtype(array.dtype, np.floating) or not array.size:
         raise _misshaped(array, label, "[tasks, rows, hidden] or [rows, hidden]")
-    return array.astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is named below
+        rows = array.astype(np.float32)
+    if not np.isfinite(rows).all():
+        raise InputError(f"{label} holds {NOT_FINITE}.")
+    return rows
 
 
 def _misshaped(array: Any, label: str, shape: str) -> VlmError:
