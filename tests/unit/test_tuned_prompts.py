@@ -121,6 +121,15 @@ def test_they_are_no_model_and_replace_nothing(tmp_path):
     path = archive(tuned_prompts(tmp_path / "content", TABLES), tmp_path / "prompts.nemo")
     result = call("generate", "a", "--model", path)
     assert result.exit_code == 2 and "vlm convert makes a folder of them" in result.stderr
+    for options, says in {
+        ("convert", path, "-o", tmp_path / "x", "--tp-size", 2): "tuned beside a model, and --tp-size is for models",
+        ("generate", "a", "--model", "x", "--prompt-table", path): f"make a folder of it first: vlm convert {path} -o",
+        ("generate", "a", "--model", "mini-t5", "--lora", f"a={path}"): f"{path} is an archive; make a folder of it",
+        ("convert", "mini-t5", "-o", tmp_path / "x", "--merge-lora", path): f"{path} is an archive; make a folder",
+        ("convert", "mini-t5", "-o", tmp_path / "x", "--merge-lora", __file__): "is a file and no folder of a PEFT",
+    }.items():
+        result = call(*options)
+        assert result.exit_code == 2 and says in result.stderr and not (tmp_path / "x").exists(), result.stderr
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     result = call("convert", path, "-o", tmp_path / "mine")
@@ -131,7 +140,7 @@ def test_they_are_no_model_and_replace_nothing(tmp_path):
 
 @pytest.mark.parametrize(("content", "says"), [
     ("[1]", "holds a JSON list"), ("{}", "lists no tasks"), ('{"tasks": [1]}', "lists no tasks"),
-    ('{"tasks": [{}, {}]}', "1.npy is no .npy file"), ("{", "no valid JSON"),
+    ('{"tasks": [{}, {}]}', "1.npy is missing; convert the tuned prompts again"), ("{", "no valid JSON"),
 ])  # fmt: skip
 def test_folders_that_are_damaged(content, says, tmp_path):
     np.save(tmp_path / "0.npy", np.zeros((2, 3), dtype=np.float32))
