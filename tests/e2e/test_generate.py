@@ -302,6 +302,8 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
         ((three, "--tasks", "3"), "--tasks names 3; "),
         ((three, "--tasks", "0,-2"), "--tasks names -2; "),
         ((three, "--tasks", "0,x"), "--tasks names x; "),
+        ((three, "--tasks", ""), "--tasks is ''; give numbers or names such as 0 or 0,1,0"),
+        ((three, "--tasks", "0,"), "--tasks is '0,'; give numbers or names"),
     ):  # fmt: skip
         result = call("generate", "w1", "--model", "nothing", "--prompt-table", *options)
         assert says in one_sentence(result) and not result.stdout

@@ -7,7 +7,14 @@ import pytest
 from vlm_app.cli.options.several import with_each_flag
 from vlm_app.core.load_options import AdapterFolders
 
-METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--goodput": "NAME:MS...", "--lora": None, "-x": "TEXT"}
+METAVARS = {
+    "--dir": "FOLDER...",
+    "--uids": "NUMBER...",
+    "--tasks": "TASK...",
+    "--goodput": "NAME:MS...",
+    "--lora": None,
+    "-x": "TEXT",
+}
 
 
 @pytest.mark.parametrize(
@@ -20,6 +27,7 @@ METAVARS = {"--dir": "FOLDER...", "--uids": "NUMBER...", "--goodput": "NAME:MS..
         ("text --dir a b=c --uids 0", "text --dir a --dir b=c --uids 0"),
         ("--dir a -- b --uids 0 1", "--dir a -- b --uids 0 1"),
         ("--dir a -", "--dir a -"),  # which is stdin
+        ("--tasks squad boolq --tasks 0 -1 text", "--tasks squad boolq --tasks 0 --tasks -1 text"),
         ("--goodput ttft:200 tpot:50 --uids 0", "--goodput ttft:200 --goodput tpot:50 --uids 0"),
         ("--uids", "--uids"),
         ("0 1 -1", "0 1 -1"),

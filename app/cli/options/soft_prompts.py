@@ -1,4 +1,4 @@
-"""--prompt-table FILE.npy --tasks 0,1: rows of p- and prompt-tuned models, which go before a request's text."""
+"""--prompt-table FILE.npy --tasks 0 1: rows of p- and prompt-tuned models, which go before a request's text."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class TableOptions:
         None, "Tuned prompts: a .npy file of floats [tasks, rows, hidden] or [rows, hidden], or a folder that vlm"
         " convert wrote.",
     )  # fmt: skip
-    tasks: str | None = option(
-        None, "Whose rows go before the text, by number or name: one, or one for each: 0,1,0; -1: none, the base model."
-    )
+    tasks: tuple[str, ...] = option(
+        (), "Whose rows go before the text, by number or name: one, or one for each: 0 1 -1 or 0,1,-1, squad,boolq (or"
+        " repeat it); -1: none, the base model.", metavar="TASK...",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class SoftPrompts(PerInput):
             return replace(item, fields=fields, error=str(error))
 
 
-def read_tables(path: Path | None, tasks: str | None, *, lines_name_tasks: bool) -> SoftPrompts:
+def read_tables(path: Path | None, tasks: tuple[str, ...] | None, *, lines_name_tasks: bool) -> SoftPrompts:
     """Reads the rows that go before each input's text; without a file none do. `lines_name_tasks`: where there are
     several tasks, and none is said, inputs may say. Raises InputError, before a model is loaded, for what is no table
     or no task of it."""
@@ -65,7 +66,10 @@ def read_tables(path: Path | None, tasks: str | None, *, lines_name_tasks: bool)
         if not lines_name_tasks:
             raise InputError(_undecided(tables))
         return SoftPrompts(FIELD, (), "--tasks", "task", _undecided(tables), tables)
-    found = tuple(_of_task(tables, task.strip(), "--tasks names") for task in (tasks or "0").split(","))
+    names = ["0"] if tasks is None else [name.strip() for name in ",".join(tasks).split(",")]
+    if "" in names:
+        raise InputError(f"--tasks is {' '.join(tasks or ())!r}; give numbers or names such as 0 or 0,1,0.")
+    found = tuple(_of_task(tables, name, "--tasks names") for name in names)
     return SoftPrompts(FIELD, found, "--tasks", "task", tables=tables)
 
 
