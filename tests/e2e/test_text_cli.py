@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from tests import tiny
 from tests.cli_kit import call
 from vlm.build.store import packaged_models
 from vlm.processing.tokenization import Tokenizer
@@ -31,6 +32,21 @@ def test_translate_arguments_and_beams():
         result = call("translate", *texts, *EN_DE, *options)
         assert result.exit_code == 0 and result.stdout.splitlines() == [german for _, german in PAIRS[:3]]
     assert "3 texts" in result.stderr and "tokens/s" in result.stderr
+
+
+def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
+    tiny.t5(seed=0).save_pretrained(tmp_path / "hf")
+    out = tmp_path / "ckpt"
+    result = call("convert", tmp_path / "hf", "-o", out)
+    assert (result.exit_code, result.stdout) == (0, f"{out}\n")
+    assert f"vlm: warning: {out} has no tokenizer, so it reads and writes token ids (--input-ids)" in result.stderr
+    assert "tokenizer" not in call("convert", "mini-t5", "-o", tmp_path / "whole").stderr
+    run = ("run", "--model", out, "--device", "cpu", "--max-new-tokens", 4)
+    result = call(*run, "--text", "a")
+    assert result.exit_code == 2 and "no tokenizer; give token ids instead of text: --input-ids FILE" in result.stderr
+    (tmp_path / "ids.csv").write_text("5,6,1\n")
+    result = call(*run, "--input-ids", tmp_path / "ids.csv", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["token_ids"], result.stderr
 
 
 def test_a_line_without_end_costs_itself(tmp_path):
