@@ -65,8 +65,7 @@ def test_a_lone_adapter_is_that_of_all_inputs(llama, adapters, texts):
     result = call(*prompts, *loras(adapters))
     assert result.exit_code == USER_ERROR and not result.stdout
     assert (
-        "--lora names 2 adapters; say which one with --lora-task-uids 0 (or one for each: 0 is a, 1 is b"
-        in result.stderr
+        "there are 2 adapters; say which one with --lora-task-uids 0 (or one for each: 0 is a, 1 is b" in result.stderr
     )
 
 

@@ -47,7 +47,7 @@ class Extras:
             return self
         numbers = listed((f"{number} is {name}" for number, name in enumerate(names)), 4)
         undecided = (
-            f"--lora names {len(names)} adapters; say which one with --lora-task-uids 0 (or one for each: {numbers},"
+            f"there are {len(names)} adapters; say which one with --lora-task-uids 0 (or one for each: {numbers},"
             f" {BASE} is the base model)."
         )
         if not self.in_lines:
