@@ -15,7 +15,7 @@ from vlm.backends.devices import devices_of
 from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import InputError, VlmError
+from vlm.errors import InputError, VlmError, listed
 from vlm.options import option, options_of
 from vlm_app.core import garbage
 
@@ -33,14 +33,26 @@ class AdapterFolders:
     """Adapters that are called as their folders are."""
 
     lora_dir: tuple[str, ...] = option(
-        (), "Instead of --lora: folders of adapters, which requests call as the folders are called, or number from 0"
-        " on; repeat it, or: --lora-dir a b.", metavar="FOLDER...",
+        (), "Instead of --lora: folders of adapters, which requests call as the folders are called (equal names: with"
+        " what tells their paths apart, r1/last), or number from 0 on; repeat it, or: --lora-dir a b.",
+        metavar="FOLDER...",
     )  # fmt: skip
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Returns NAME=FOLDER of each."""
-        return tuple(f"{Path(os.path.abspath(folder)).name}={folder}" for folder in self.lora_dir)
+        """Returns NAME=FOLDER of each; equal names have as much of the paths before them as tells them apart."""
+        paths = [Path(os.path.abspath(folder).replace("=", "-")) for folder in self.lora_dir]  # = would end a name
+        names = (_name_among(path, paths) for path in paths)
+        return tuple(f"{name}={folder}" for name, folder in zip(names, self.lora_dir, strict=True))
+
+
+def _name_among(path: Path, paths: list[Path]) -> str:
+    """Returns the shortest end of a path that no other one has; of one that is there twice its last part."""
+    for count in range(1, len(path.parts) + 1):
+        end = path.parts[-count:]
+        if sum(other.parts[-count:] == end for other in paths) == 1:
+            return str(Path(*end))
+    return path.name
 
 
 @dataclass(frozen=True)
@@ -75,10 +87,19 @@ class LoadOptions:
         return self.build.get("dtype")
 
     @property
+    def adapters(self) -> list[str]:
+        """Returns the names of the adapters, in the order of their numbers."""
+        return list(self.runtime_config().lora_folders)
+
+    @property
     def adapter(self) -> dict[str, str]:
         """Returns the adapter of inputs that name none, by what `Pipeline.generate` calls it: a lone one."""
-        names = list(self.runtime_config().lora_folders)
-        return {"lora": names[0]} if len(names) == 1 else {}
+        return {"lora": self.adapters[0]} if len(self.adapters) == 1 else {}
+
+    def check_one_adapter(self, use: str) -> None:
+        """Raises InputError for several adapters, where nothing says which input has which; `use`: what is done."""
+        if len(names := self.adapters) > 1:
+            raise InputError(f"--lora names {listed(names)}; {use} with one adapter: give one of them.")
 
     def check_base_alone(self, wanted_by: str) -> None:
         """Raises InputError for adapters, where Hugging Face's base model is run beside this one."""

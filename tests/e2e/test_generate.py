@@ -302,13 +302,15 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
         ((three, "--tasks", "3"), "--tasks names 3; "),
         ((three, "--tasks", "0,-2"), "--tasks names -2; "),
         ((three, "--tasks", "0,x"), "--tasks names x; "),
+        ((three, "--tasks", ""), "--tasks is ''; give numbers or names such as 0 or 0,1,0"),
+        ((three, "--tasks", "0,"), "--tasks is '0,'; give numbers or names"),
     ):  # fmt: skip
         result = call("generate", "w1", "--model", "nothing", "--prompt-table", *options)
         assert says in one_sentence(result) and not result.stdout
     result = call("generate", "--chat", "--model", "nothing", "--prompt-table", three)
     assert "holds 3 tasks; say which one with --tasks 0" in one_sentence(result)
     result = call("generate", "w1", "--model", folder, *SHORT, "--prompt-table", three, "--tasks", "0,1")
-    assert "--tasks names 2 tasks for 1 requests" in one_sentence(result)
+    assert "--tasks names 2 tasks for 1 request;" in one_sentence(result)
     assert "--tasks says whose rows" in one_sentence(call("generate", "w1", "--model", folder, "--tasks", "0"))
     result = call("generate", "w1", "--model", folder, *SHORT, "--prompt-table", "wide.npy")
     assert "this model takes rows of 32 values" in one_sentence(result, code=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -61,7 +62,11 @@ def test_a_lone_adapter_is_that_of_all_inputs(llama, adapters, texts):
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == texts["b"]
     assert call(*prompts, "--lora", f"b={adapters['b']}", "--lora-task-uids", "-1").stdout.splitlines() == texts[None]
-    assert call(*prompts, *loras(adapters)).stdout.splitlines() == texts[None]
+    result = call(*prompts, *loras(adapters))
+    assert result.exit_code == USER_ERROR and not result.stdout
+    assert (
+        "there are 2 adapters; say which one with --lora-task-uids 0 (or one for each: 0 is a, 1 is b" in result.stderr
+    )
 
 
 def test_a_merged_checkpoint_needs_no_adapter(llama, adapters, texts, tmp_path):
@@ -83,6 +88,10 @@ def test_each_input_has_its_own(llama, adapters, texts, tmp_path):
     assert result.exit_code == PARTLY_FAILED
     assert "line 2: there is no adapter 'c': a, b is what is loaded" in result.stderr
     assert result.stdout.splitlines() == [texts["b"][0], "", texts["a"][2]]
+    file.write_text(f"{json.dumps(lines[0])}\n{json.dumps({'prompt': PROMPTS[1]})}\n")
+    result = call(*generate, "--file", file)
+    assert result.exit_code == PARTLY_FAILED and result.stdout.splitlines() == [texts["b"][0], ""]
+    assert 'line 2: it names no "lora", and --lora-task-uids says none for all' in result.stderr
 
 
 def test_folders_alone_are_named_and_numbered(llama, adapters, texts, tmp_path):
@@ -97,6 +106,15 @@ def test_folders_alone_are_named_and_numbered(llama, adapters, texts, tmp_path):
     file.write_text(json.dumps({"prompt": PROMPTS[1], "lora": "b"}))
     result = call("generate", "--raw-prompt", "--model", llama, "--file", file, *SHORT, *both)
     assert result.stdout.splitlines() == [texts["b"][1]]
+    again = tmp_path / "again" / "b"
+    shutil.copytree(adapters["a"], again)
+    result = call(*generate, "--lora-dir", adapters["b"], again, "--lora-task-uids", 1, 0, -1)
+    assert result.stdout.splitlines() == [texts["a"][0], texts["b"][1], texts[None][2]], result.stderr
+    file.write_text(json.dumps({"prompt": PROMPTS[1], "lora": "again/b"}))
+    result = call(
+        "generate", "--raw-prompt", "--model", llama, "--file", file, *SHORT, "--lora-dir", again, adapters["b"]
+    )
+    assert result.stdout.splitlines() == [texts["a"][1]], result.stderr
     result = call("generate", *SHORT, "--lora-dir", adapters["b"], "--model", llama, "--raw-prompt", "--", *PROMPTS)
     assert result.stdout.splitlines() == texts["b"]
 
@@ -132,6 +150,17 @@ def test_encodings_have_adapters(tmp_path, monkeypatch):
     assert result.exit_code == USER_ERROR and "adapters leave encoders of images as they are" in result.stderr
 
 
+@pytest.mark.parametrize("verb", [("run", "--text", "w1"), ("translate", "w1"), ("encode", "w1"), ("eval", "texts")])
+@pytest.mark.parametrize("flags", [("--lora", "a=x", "--lora", "b=y"), ("--lora-dir", "x", "y")])
+def test_of_several_adapters_one_is_said(verb, flags, tmp_path):
+    data = tmp_path / "pairs.tsv"
+    data.write_text("a\tb\n")
+    result = call(*verb, *[data] * (verb[0] == "eval"), "--model", "mini-t5", *flags)
+    assert result.exit_code == USER_ERROR
+    wanted = "all texts are scored with one adapter" if verb[0] == "eval" else "say which one with --lora-task-uids 0"
+    assert wanted in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -139,10 +168,10 @@ def test_encodings_have_adapters(tmp_path, monkeypatch):
         (("--lora", "a=nowhere"), "nowhere is no folder of a PEFT adapter"),
         (("--lora-task-uids", "0,x"), "--lora-task-uids is '0,x'; give numbers such as 0 or 0,1,0"),
         (("--lora-task-uids", "0"), "there is no adapter 0: none is loaded; load one with --lora NAME=FOLDER"),
-        (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 requests"),
+        (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 request; give one"),
         (("--lora-task-uids", ""), "--lora-task-uids is ''; give numbers such as 0 or 0,1,0"),
         (("--lora", "a=b", "--lora-dir", "c"), "adapters are given by --lora and by --lora-dir; give all of them by"),
-        (("--lora-dir", "x/a", "y/a/"), "lora names a twice, give each adapter a name of its own"),
+        (("--lora-dir", "x/a", "./x/a/"), "lora names a twice, give each adapter a name of its own"),
         (("--lora", "a=b", "--check-accuracy"), "--check-accuracy compares with the base model; leave --lora out"),
     ],
 )

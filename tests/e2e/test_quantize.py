@@ -119,6 +119,7 @@ def test_folded_scales_are_exported():
         ("mini-t5", ("--format", "gptq", "--calibrate", EXAMPLES / "page.png"), "is an image, and t5 takes texts"),
         ("mini-nougat", ("--format", "gptq", "--group-size", 64, "--calibrate", "texts.txt"), "nougat reads images"),
         ("mini-t5", ("--format", "int4", "--group-size", "48"), "groups of 48 weights do not divide 256 inputs"),
+        ("mini-t5", ("--ignore", "head,nosuch"), "--ignore names nosuch, which no layer of the model matches; there"),
         ("mini-t5", ("--ignore", "encoder,decoder"), "--ignore names every layer"),
         ("mini-llava", ("--format", "w8a8", "--static-activations", "--ignore", "head", "--calibrate", "texts.txt"),
          "no calibration input reaches visual."),

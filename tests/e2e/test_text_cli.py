@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from tests import tiny
 from tests.cli_kit import call
 from vlm.build.store import packaged_models
 from vlm.processing.tokenization import Tokenizer
@@ -31,6 +32,21 @@ def test_translate_arguments_and_beams():
         result = call("translate", *texts, *EN_DE, *options)
         assert result.exit_code == 0 and result.stdout.splitlines() == [german for _, german in PAIRS[:3]]
     assert "3 texts" in result.stderr and "tokens/s" in result.stderr
+
+
+def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
+    tiny.t5(seed=0).save_pretrained(tmp_path / "hf")
+    out = tmp_path / "ckpt"
+    result = call("convert", tmp_path / "hf", "-o", out)
+    assert (result.exit_code, result.stdout) == (0, f"{out}\n")
+    assert f"vlm: warning: {out} has no tokenizer, so it reads and writes token ids (--input-ids)" in result.stderr
+    assert "tokenizer" not in call("convert", "mini-t5", "-o", tmp_path / "whole").stderr
+    run = ("run", "--model", out, "--device", "cpu", "--max-new-tokens", 4)
+    result = call(*run, "--text", "a")
+    assert result.exit_code == 2 and "no tokenizer; give token ids instead of text: --input-ids FILE" in result.stderr
+    (tmp_path / "ids.csv").write_text("5,6,1\n")
+    result = call(*run, "--input-ids", tmp_path / "ids.csv", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["token_ids"], result.stderr
 
 
 def test_a_line_without_end_costs_itself(tmp_path):
@@ -93,9 +109,9 @@ def test_tuned_prompts_of_tasks(tuned, tmp_path):
     put = [f"translate English to German: {text}" for text in texts]
     for tasks in ((1, 0, 1), (1, 1, 1)):
         want = [after(task, text) for task, text in zip(tasks, put, strict=True)]
-        named = ",".join(map(str, tasks)) if len(set(tasks)) > 1 else 1
-        result = call("translate", *texts, *EN_DE, "--tasks", named, *short)
-        assert (result.exit_code, result.stdout.splitlines()) == (0, want), result.stderr
+        for named in ([",".join(map(str, tasks))], tasks) if len(set(tasks)) > 1 else ([1],):
+            result = call("translate", *texts, *EN_DE, "--tasks", *named, *short)
+            assert (result.exit_code, result.stdout.splitlines()) == (0, want), result.stderr
     (tmp_path / "lines.txt").write_text("\n".join((texts[0], "", texts[1])))
     result = call("summarize", "--file", tmp_path / "lines.txt", "--lines", "--tasks", "0,0,1", *short)
     want = [after(0, f"summarize: {texts[0]}"), "", after(1, f"summarize: {texts[1]}")]
@@ -111,7 +127,7 @@ def test_tuned_prompts_that_do_not_fit(tuned, tmp_path):
         ("translate", ("--prompt-table", table), "holds 2 tasks; say which one with --tasks 0"),
         ("summarize", ("--prompt-table", table, "--tasks", "2"), "--tasks names 2; "),
         ("summarize", ("--tasks", "1"), "--tasks says whose rows"),
-        ("translate", ("--prompt-table", table, "--tasks", "0,1"), "--tasks names 2 tasks for 1 requests"),
+        ("translate", ("--prompt-table", table, "--tasks", "0,1"), "--tasks names 2 tasks for 1 request;"),
     ):
         result = call(verb, "a text", *options, "--model", "nothing")
         assert result.exit_code == 2 and says in result.stderr and not result.stdout, result.stderr

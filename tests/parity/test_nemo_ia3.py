@@ -100,6 +100,8 @@ def test_they_are_no_model(model, tmp_path):
     folder = model[1].unpacked_scales(tmp_path / "content")
     result = call("run", "--text", "a", "--model", folder)
     assert result.exit_code == 2 and "is of (IA)3 alone, which is no model; vlm convert makes" in result.stderr
+    result = call("convert", folder, "-o", tmp_path / "out", "--pp-size", 2)
+    assert result.exit_code == 2 and "is what was tuned beside a model, and --pp-size is for models" in result.stderr
     linear = "nemo.collections.nlp.megatron_t5_adapter_model.MegatronT5AdapterLearningModel"
     other = model[1].unpacked_scales(tmp_path / "linear", target=linear)
     said = call("convert", other, "-o", tmp_path / "out").stderr

@@ -34,6 +34,7 @@ OF_PAGES = {"ocr", "estimate", "eval pages"}
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {
     "--truncate": {"run", "generate", "translate", "summarize", "eval", "encode"},
+    "--input-ids": {"run", "generate", "translate", "summarize"},
     "--prompt-table": {"run", "generate", "translate", "summarize", "serve"},
     "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
     "--target": {"build"},

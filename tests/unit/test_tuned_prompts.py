@@ -15,6 +15,7 @@ from tests.nemo_t5_kit import tuned_prompts
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
 from vlm.errors import CheckpointError, InputError, VlmWarning
+from vlm.processing.input_fields import prompt_table_of
 
 TABLES = {"squad": torch.randn(4, 32), "a/../b": torch.randn(2, 32)}
 
@@ -84,6 +85,8 @@ DAMAGE = {
     r"is no state dict of tensors": _saved([torch.ones(2)]),
     "holds no rows of tuned prompts .prompt_table.": _saved({"prompt_encoder": {"weight": torch.ones(2, 32)}}),
     "the end of the tuning": _saved({"prompt_table": {KEY: torch.zeros(4, 32)}}),
+    "holds NaN or infinity among its rows; give finite floats, as they were tuned .squad": _saved(
+        {"prompt_table": {KEY: torch.full((4, 32), torch.inf)}}),
     "has no rows of a/../b, which its model_config.yaml names; it has those of squad": _saved(
         {"prompt_table": {KEY: torch.ones(4, 32)}}),
     "the task squad has 5 rows, its total_virtual_tokens is 4": _saved(
@@ -118,6 +121,15 @@ def test_they_are_no_model_and_replace_nothing(tmp_path):
     path = archive(tuned_prompts(tmp_path / "content", TABLES), tmp_path / "prompts.nemo")
     result = call("generate", "a", "--model", path)
     assert result.exit_code == 2 and "vlm convert makes a folder of them" in result.stderr
+    for options, says in {
+        ("convert", path, "-o", tmp_path / "x", "--tp-size", 2): "tuned beside a model, and --tp-size is for models",
+        ("generate", "a", "--model", "x", "--prompt-table", path): f"make a folder of it first: vlm convert {path} -o",
+        ("generate", "a", "--model", "mini-t5", "--lora", f"a={path}"): f"{path} is an archive; make a folder of it",
+        ("convert", "mini-t5", "-o", tmp_path / "x", "--merge-lora", path): f"{path} is an archive; make a folder",
+        ("convert", "mini-t5", "-o", tmp_path / "x", "--merge-lora", __file__): "is a file and no folder of a PEFT",
+    }.items():
+        result = call(*options)
+        assert result.exit_code == 2 and says in result.stderr and not (tmp_path / "x").exists(), result.stderr
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     result = call("convert", path, "-o", tmp_path / "mine")
@@ -128,13 +140,28 @@ def test_they_are_no_model_and_replace_nothing(tmp_path):
 
 @pytest.mark.parametrize(("content", "says"), [
     ("[1]", "holds a JSON list"), ("{}", "lists no tasks"), ('{"tasks": [1]}', "lists no tasks"),
-    ('{"tasks": [{}, {}]}', "1.npy is no .npy file"), ("{", "no valid JSON"),
+    ('{"tasks": [{}, {}]}', "1.npy is missing; convert the tuned prompts again"), ("{", "no valid JSON"),
 ])  # fmt: skip
 def test_folders_that_are_damaged(content, says, tmp_path):
     np.save(tmp_path / "0.npy", np.zeros((2, 3), dtype=np.float32))
     (tmp_path / "tasks.json").write_text(content)
     with pytest.raises(InputError, match=says):
         PromptTables.open(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300])  # which float32 cannot hold
+def test_rows_that_are_not_finite(value, tmp_path):
+    rows = np.zeros((2, 3))
+    rows[1, 2] = value
+    (tmp_path / "tasks.json").write_text('{"tasks": [{}]}')
+    np.save(tmp_path / "0.npy", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path in (tmp_path, tmp_path / "0.npy"):
+            with pytest.raises(InputError, match=r"0.npy holds NaN or infinity among its rows; give finite floats"):
+                PromptTables.open(path)
+    with pytest.raises(InputError, match="the prompt table holds NaN or infinity among its rows"):
+        prompt_table_of({"prompt_table": rows})
 
 
 def test_rows_of_another_width(tmp_path):

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal, cast
 
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import open_regular
-from vlm.errors import CheckpointError
+from vlm.errors import CheckpointError, VlmError
 
 MOST_MEMBERS = 10_000
 LARGEST_GROWTH = 50  # bytes out for one in: weights do not shrink to a tenth
@@ -53,6 +53,17 @@ def open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
     """Opens a tar archive, plain or compressed, whose headers are read within bounds. OSError for what is no file."""
     with open_regular(archive) as file, _BoundedTar.open(fileobj=file) as tar:
         yield tar
+
+
+def check_no_archive(path: Path, label: str, error: type[VlmError]) -> None:
+    """Raises `error`, which begins with `label`, for an archive in the place of the folder that vlm convert makes of
+    it."""
+    try:
+        with open_archive(path):
+            pass
+    except (tarfile.TarError, EOFError, zlib.error, OSError):
+        return
+    raise error(f"{label} is an archive; make a folder of it first: vlm convert {path} -o FOLDER, and give that.")
 
 
 class _BoundedTar(tarfile.TarFile):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.artifacts.archives import check_no_archive
 from vlm.artifacts.files import atomic_dir, open_regular, read_json
 from vlm.errors import CheckpointError, InputError, VlmError, listed
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 TASKS, FORMAT_VERSION = "tasks.json", 1
 WHAT = "folder of tuned prompts"
+NOT_FINITE = "NaN or infinity among its rows; give finite floats, as they were tuned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,20 +119,27 @@ def _named(folder: Path) -> Iterable[TunedPrompt]:
 
 
 def _read(file: Path, label: str) -> Any:
-    """Reads floats as float32. Raises InputError for a file of anything else."""
+    """Reads finite floats as float32. Raises InputError for a file of anything else."""
     import numpy as np
 
     try:
         # not np.load, which takes archives and pickles for arrays as well
         with open_regular(file) as data:
             array = np.lib.format.read_array(data, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{label} is missing; convert the tuned prompts again.") from None
     except PermissionError:
         raise InputError(f"{label} cannot be read: permission denied.") from None
     except Exception:  # a header may end in any of them
+        check_no_archive(file, label, InputError)
         raise InputError(f"{label} is no .npy file of numbers; write it with numpy.save.") from None
     if not np.issubdtype(array.dtype, np.floating) or not array.size:
         raise _misshaped(array, label, "[tasks, rows, hidden] or [rows, hidden]")
-    return array.astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is named below
+        rows = array.astype(np.float32)
+    if not np.isfinite(rows).all():
+        raise InputError(f"{label} holds {NOT_FINITE}.")
+    return rows
 
 
 def _misshaped(array: Any, label: str, shape: str) -> VlmError:

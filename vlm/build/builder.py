@@ -23,6 +23,7 @@ from vlm.convert.role_weights import role_weights
 from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, ConfigError, EngineError, listed
 from vlm.registry.catalogs import configs_of, family
+from vlm.registry.quantized_weights import check_ignored
 from vlm.registry.spec import FamilySpec
 
 
@@ -41,6 +42,8 @@ def build_engine(
         configs = configs_of(checkpoint)
         limits = resolve_limits(build, configs)
     backend = check_backend(build)
+    if checkpoint.quantization is None:
+        check_ignored(build.ignore, checkpoint.roles, configs)
     if checkpoint.quantization is not None and not backend.takes_quantized:
         raise EngineError(
             f"the backend {backend.name} quantizes what it builds from unquantized weights, {checkpoint.path} holds"

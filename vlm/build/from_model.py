@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, scratch_beside
+from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, is_checkpoint, scratch_beside
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
@@ -14,7 +16,7 @@ from vlm.convert.adapters.completed_base import completed_base, completes
 from vlm.convert.adapters.merging import merge_adapter
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
-from vlm.errors import CheckpointError, InputError
+from vlm.errors import CheckpointError, InputError, listed
 from vlm.packaged import adapter_folder
 
 
@@ -46,28 +48,49 @@ def convert_model(
     if not is_changed:
         return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
+    said = {"--tp-size": tp_size != 1, "--pp-size": pp_size != 1, "--encoder-tp-size": encoder_tp_size is not None}
+    asked = [name for name, is_said in {**said, "--merge-lora": merge_lora is not None}.items() if is_said]
     with scratch_beside(out) as scratch:
+        checkpoint_of_model = partial(
+            _checkpoint_of_model, scratch=scratch, asked=asked, progress=progress, tokenizer=tokenizer
+        )
         if merge_lora is None:
-            whole = checkpoint_of(source, scratch, progress, tokenizer)
+            whole = checkpoint_of_model(source)
         else:
             adapter, merged = adapter_folder(str(merge_lora)), out if build.num_ranks == 1 else scratch / "merged"
-            whole = _base_of(adapter, source, scratch, progress=progress, tokenizer=tokenizer)
+            whole = _base_of(adapter, source, scratch, checkpoint_of_model)
             whole = merge_adapter(whole, adapter, merged, progress=progress)
         if build.num_ranks == 1:
             return whole.path
         return split_checkpoint(whole, out, build, progress=progress).path
 
 
+def _checkpoint_of_model(
+    source: Source, scratch: Path, asked: list[str], progress: Progress | None, tokenizer: str | None
+) -> Checkpoint:
+    """Returns the checkpoint of a source. Raises InputError for what was tuned beside a model, which `asked`, options,
+    are not for."""
+    if source.kind == "checkpoint":
+        return checkpoint_of(source, scratch, progress, tokenizer)
+    path = convert_file(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer)
+    if not is_checkpoint(path):
+        raise InputError(
+            f"{source.name} is what was tuned beside a model, and {listed(asked)} is for models; leave it out, and vlm"
+            " convert makes a folder of it."
+        )
+    return Checkpoint.open(path)
+
+
 def _base_of(
-    adapter: Path, source: Source, scratch: Path, *, progress: Progress | None, tokenizer: str | None
+    adapter: Path, source: Source, scratch: Path, checkpoint_of_model: Callable[[Source], Checkpoint]
 ) -> Checkpoint:
     """Returns the checkpoint that an adapter is merged into: a source's, or that of a model around it which the
     adapter's folder describes."""
     if source.kind != "hf" or not completes(source.path, adapter):
-        return checkpoint_of(source, scratch, progress, tokenizer)
+        return checkpoint_of_model(source)
     whole = completed_base(source.path, adapter, scratch / "base" / source.path.resolve().name)
     try:
-        return checkpoint_of(replace(source, path=whole), scratch, progress, tokenizer)
+        return checkpoint_of_model(replace(source, path=whole))
     except CheckpointError as error:  # what is missing can be put beside the adapter
         raise CheckpointError(str(error).replace(str(whole), str(adapter))) from None
 

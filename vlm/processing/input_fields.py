@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from vlm.artifacts.prompt_tables import TunedPrompt
+from vlm.artifacts.prompt_tables import NOT_FINITE, TunedPrompt
 from vlm.errors import InputError, listed
 from vlm.processing.conversation import PLACEHOLDER
 from vlm.processing.tokenization import Tokenizer
@@ -97,7 +97,7 @@ def rows_of(table: PromptTable | None, vocab_size: int) -> range:
 
 def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
     """Returns the rows of an input's prompt table [n, hidden], a tensor, an array or a tuned prompt; InputError for
-    another shape."""
+    another shape, and for NaN or infinity."""
     import torch
 
     rows = fields.get("prompt_table")
@@ -106,6 +106,8 @@ def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
     rows = torch.as_tensor(rows)
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
+    if not rows.float().isfinite().all():
+        raise InputError(f"the prompt table holds {NOT_FINITE}.")
     return PromptTable.from_rows(rows)
 
 

@@ -98,7 +98,9 @@ class Prompts:
         told of them what is said of an image of `grids[i]`; `given_rows` of the prompt table come before them. `limit`:
         of its part `cut_part` (None: all of it) so many tokens are left out that the others are within."""
         if self.tokenizer is None:
-            raise InputError("this engine has no tokenizer; give token ids instead of text.")
+            raise InputError(
+                "this engine has no tokenizer; give token ids instead of text: --input-ids FILE (input_ids)."
+            )
         text = text.replace(self.form.placeholder, PLACEHOLDER)
         before, after = self.tokenizer.ends
         told, said = self._told(text, grids, len(image_rows)), text

@@ -294,7 +294,9 @@ class RequestBuilder:
                 "the text is empty; give at least one word." if isinstance(text, str) else "text must be a string."
             )
         if self.tokenizer is None:
-            raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
+            raise InputError(
+                "this engine has no tokenizer; give token ids instead of text: --input-ids FILE (input_ids)."
+            )
         rows = rows_of(prompt_table_of(fields), self.source_vocab_size or self.config.vocab_size)
         cut_at = truncation_of(fields, max(0, limit - len(rows)))
         text = self._bounded(text) if cut_at is None else self.tokenizer.shortened(text, cut_at)

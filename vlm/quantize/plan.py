@@ -13,6 +13,8 @@ from vlm.layers.quant.producer import FOLDED
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.folding import Fold, folds_of
 from vlm.quantize.layers import Layer, layers_to_quantize
+from vlm.registry.catalogs import configs_of
+from vlm.registry.quantized_weights import check_ignored
 
 SCALE = "pre_quant_scale"
 
@@ -29,13 +31,14 @@ class Plan:
 
 def plan_of(checkpoint: Checkpoint, config: QuantizeConfig) -> Plan:
     """Returns what a configuration does to a checkpoint. Raises InputError for one that is quantized or split and where
-    there is no layer to quantize, ConfigError for a layer that the method cannot keep."""
+    there is no layer to quantize, ConfigError for a layer that the method cannot keep, and as check_ignored."""
     if checkpoint.quantization is not None:
         raise InputError(
             f"the model is quantized already ({checkpoint.quantization}); give the one that it was made of."
         )
     if checkpoint.is_split:
         raise InputError("the model is split among ranks already; give the whole one that it was made of.")
+    check_ignored(config.ignore, checkpoint.roles, configs_of(checkpoint))
     folds, options = _folds(checkpoint, config), config.quantization_options
     if config.scales == "folded":
         options |= {SCALE: list(folds)}

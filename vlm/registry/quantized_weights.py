@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.artifacts.weights import Layout, TensorSource
+from vlm.errors import ConfigError, listed
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import LinearMethod, ParameterSpec
 from vlm.layers.quant.dense import Dense
-from vlm.layers.quant.quantization import Quantization
+from vlm.layers.quant.methods import IGNORE
+from vlm.layers.quant.quantization import Quantization, unmatched
 from vlm.registry.catalogs import model_spec
+from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import ModelSpec
 
 BLOCK = 1 << 20  # values that are quantized at a time
@@ -42,6 +45,20 @@ def quantized_layers(spec: ModelSpec, config: Any, quantization: Quantization) -
         for path, linear in linears.items()
         if not isinstance(linear.method, Dense)
     }
+
+
+def check_ignored(ignore: Iterable[str] | None, models: Mapping[str, str], configs: RoleConfigs) -> None:
+    """Raises ConfigError for a pattern of layers that stay as they are which matches none of a model's, but for those
+    that hold where none is given. `models`, `configs`: the networks' names and configurations, by role."""
+    if not (own := set(ignore or ()) - set(IGNORE)):
+        return
+    networks = {role: model_spec(name).skeleton(configs[role], ModelContext()) for role, name in models.items()}
+    modules = {f"{role}.{path}": each for role, net in networks.items() for path, each in net.named_modules() if path}
+    if unknown := unmatched(sorted(own), modules):
+        linears = [name for name, module in modules.items() if isinstance(module, Linear)]
+        raise ConfigError(
+            f"--ignore names {listed(unknown)}, which no layer of the model matches; there are {listed(linears, 6)}."
+        )
 
 
 def own_types(layers: Mapping[str, QuantizedLayer]) -> dict[str, torch.dtype]:

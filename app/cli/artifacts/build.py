@@ -43,7 +43,7 @@ def build(
     arch: Annotated[
         str | None, typer.Option(help="A published shape (`vlm models` lists them) or a Hugging Face config.json.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the random weights. [default: 0]")] = None,
     config: BuildConfig,
     files: FileOptions,
 ) -> None:
@@ -59,18 +59,23 @@ def build(
       vlm build flan-t5-xxl-tp2.ckpt -o flan-t5-xxl.engine --dtype bfloat16 --tp-size 2 --workers 2
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
-    _check(source, random_weights, arch)
+    _check(source, random_weights, arch, seed)
     with Progress() as progress:
         write = {"workers": files.workers, "progress": progress}
-        path = _build_random(arch, out, config, seed, write) if arch is not None else _build(source, out, config, write)
+        if arch is None:
+            path = _build(source, out, config, write)
+        else:
+            path = _build_random(arch, out, config, seed or 0, write)
     print(path)
 
 
-def _check(source: str | None, random_weights: bool, arch: str | None) -> None:
+def _check(source: str | None, random_weights: bool, arch: str | None, seed: int | None) -> None:
     if random_weights and source is not None:
         raise InputError("give either a source or --random-weights, not both.")
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
+    if seed is not None and not random_weights:
+        raise InputError("--seed is of random weights, and a source has weights of its own; leave it out.")
 
 
 def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, Any]) -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
 from vlm.config import BuildConfig
+from vlm.errors import VlmWarning
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.groups import Group, takes
@@ -63,4 +66,16 @@ def convert(
     with Progress() as progress:
         sizes = {name: getattr(split, name) for name in SPLIT.options}
         path = convert_model(source, out, tokenizer=tokenizer, merge_lora=merge_lora, progress=progress, **sizes)
+    _check_tokenizer(path)
     print(path)
+
+
+def _check_tokenizer(path: Path) -> None:
+    """Warns of a checkpoint that has no tokenizer; what was tuned beside a model needs none."""
+    if is_checkpoint(path) and "tokenizer.json" not in {file.name for file in Checkpoint.open(path).processor_files}:
+        warnings.warn(
+            f"{path} has no tokenizer, so it reads and writes token ids (--input-ids) in place of texts; for texts put"
+            " the tokenizer's files beside the model's config.json and convert it again.",
+            VlmWarning,
+            stacklevel=2,
+        )

@@ -102,6 +102,7 @@ def texts(
     from vlm_app.text.scores import check_installed
 
     check_reference_dtype(reference_dtype, None if compare_hf else "--compare-hf")
+    options.check_one_adapter("all texts are scored")
     check_installed(scoring.metrics)
     if compare_hf:
         from vlm_app.text.evaluation import check_comparable

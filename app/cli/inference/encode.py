@@ -60,6 +60,7 @@ def encode(
         raise InputError("--hidden-states and --attentions go into a file: give --out FILE.npz.")
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
+    extras = extras.among(options.adapters)
     inputs = [{**options.adapter, **each} for each in extras.on_inputs(_inputs(text or [], image or []))]
     if image and any("lora" in each for each in inputs):
         raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")

@@ -59,6 +59,7 @@ def generate(
       vlm generate --chat --model lmsys/vicuna-7b-v1.5
       vlm generate "A review:" "A poem:" --prompt-table tuned.npy --tasks 0,1 --model facebook/opt-2.7b
     """
+    extras = extras.among(options.adapters)
     others = {"--raw-prompt": raw_prompt, **by_flag(framing, "suffix", "truncate")}
     if chat:
         several = sampling.get("num_return_sequences", 1) > 1

@@ -98,6 +98,7 @@ def run(
         run_inputs.check_comparable()
         options.check_base_alone("--check-accuracy")
         sampling, folder = _reference(name, sampling)
+    extras = extras.among(options.adapters)
     sampling |= options.adapter
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if check_accuracy:

@@ -52,7 +52,7 @@ def summarize(
         items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
         items = texts.items_of(text, files, whole=not by_line)
-    items = extras.on_items(items)
+    items = extras.among(options.adapters).on_items(items)
     pipeline, sampling = texts.load_text_model(model, options), sampling | options.adapter
     from vlm_app.text.tasks import summary
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import InputError, listed
 from vlm.options import option
 from vlm_app.cli.options.groups import Group
-from vlm_app.cli.options.per_input import PerInput, numbers_of
-from vlm_app.cli.options.soft_prompts import TableOptions, read_tables
+from vlm_app.cli.options.per_input import BASE, PerInput, numbers_of
+from vlm_app.cli.options.soft_prompts import SoftPrompts, TableOptions, read_tables
 
 if TYPE_CHECKING:
     from vlm_app.text.sources import Item
@@ -31,7 +32,27 @@ class AdapterOptions:
 class Extras:
     """Fields that options give to inputs."""
 
-    fields: tuple[PerInput, ...]
+    adapters: PerInput
+    tables: SoftPrompts | None = None
+    in_lines: bool = False  # do lines of JSON name their own?
+
+    @property
+    def fields(self) -> tuple[PerInput, ...]:
+        return (self.adapters,) if self.tables is None else (self.tables, self.adapters)
+
+    def among(self, names: Sequence[str]) -> Extras:
+        """Returns them where adapters of these names are loaded: of several, --lora-task-uids or a line of JSON says
+        which one an input has. Raises InputError where neither may."""
+        if len(names) < 2 or self.adapters.values != (None,):
+            return self
+        numbers = listed((f"{number} is {name}" for number, name in enumerate(names)), 4)
+        undecided = (
+            f"there are {len(names)} adapters; say which one with --lora-task-uids 0 (or one for each: {numbers},"
+            f" {BASE} is the base model)."
+        )
+        if not self.in_lines:
+            raise InputError(undecided)
+        return replace(self, adapters=replace(self.adapters, values=(), undecided=undecided))
 
     def alone(self) -> dict[str, Any]:
         """Returns those of a single input."""
@@ -54,13 +75,13 @@ class Extras:
 
 def _extras(values: dict[str, Any], lines_name_tasks: bool = False) -> Extras:
     tables = read_tables(values.get("prompt_table"), values.get("tasks"), lines_name_tasks=lines_name_tasks)
-    return Extras((tables, *_adapters(values).fields))
+    return replace(_adapters(values), tables=tables, in_lines=lines_name_tasks)
 
 
 def _adapters(values: dict[str, Any]) -> Extras:
     uids = values.get("lora_task_uids")
     numbers = (None,) if uids is None else numbers_of("--lora-task-uids", ",".join(uids))
-    return Extras((PerInput("lora", numbers, "--lora-task-uids"),))
+    return Extras(PerInput("lora", numbers, "--lora-task-uids", "lora"))
 
 
 EXTRAS = Group.from_fields(None, _extras, TableOptions, AdapterOptions)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 FURTHER = {
     "FOLDER...": re.compile(r"(?!-).+"),
     "NUMBER...": re.compile(r"-?\d+(,-?\d+)*"),
+    "TASK...": re.compile(r"-?\d+(,-?\d+)*"),  # a name may be a text
     "NAME:MS...": re.compile(r"\w+:.*"),
 }
 

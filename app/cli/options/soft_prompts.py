@@ -1,10 +1,9 @@
-"""--prompt-table FILE.npy --tasks 0,1: rows of p- and prompt-tuned models, which go before a request's text."""
+"""--prompt-table FILE.npy --tasks 0 1: rows of p- and prompt-tuned models, which go before a request's text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,32 +26,21 @@ class TableOptions:
         None, "Tuned prompts: a .npy file of floats [tasks, rows, hidden] or [rows, hidden], or a folder that vlm"
         " convert wrote.",
     )  # fmt: skip
-    tasks: str | None = option(
-        None, "Whose rows go before the text, by number or name: one, or one for each: 0,1,0; -1: none, the base model."
-    )
+    tasks: tuple[str, ...] = option(
+        (), "Whose rows go before the text, by number or name: one, or one for each: 0 1 -1 or 0,1,-1, squad,boolq (or"
+        " repeat it); -1: none, the base model.", metavar="TASK...",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SoftPrompts(PerInput):
     """The rows of inputs' tasks. A line of JSON may name its own; without values it has to."""
 
-    tables: PromptTables | None
-
-    def each(self, count: int) -> list[dict[str, Any]]:
-        if self.tables is not None and not self.values:
-            raise _undecided(self.tables)
-        return super().each(count)
+    tables: PromptTables | None = None
 
     def on_items(self, items: Iterable[Item]) -> Iterable[Item]:
-        """Returns the items with the rows of their tasks; one whose task is unknown, or who lacks one, has an error.
-        Raises InputError, too, where the first one lacks it: the others may be of a file that names none."""
-        named = map(self._named, items)
-        if self.values:
-            return super().on_items(named)
-        first = next(named, None)
-        if first is not None and _lacks_rows(first):
-            self.each(1)
-        return map(_checked, chain(() if first is None else (first,), named))
+        """Returns the items with the rows of their tasks; one whose task is unknown has an error."""
+        return super().on_items(map(self._named, items))
 
     def _named(self, item: Item) -> Item:
         """Puts the rows of a line's own task in its place. Without a table it is the model's own, or none."""
@@ -65,34 +53,29 @@ class SoftPrompts(PerInput):
             return replace(item, fields=fields, error=str(error))
 
 
-def _lacks_rows(item: Item) -> bool:
-    return item.error is None and not item.is_empty and FIELD not in item.fields
-
-
-def _checked(item: Item) -> Item:
-    return replace(item, error='it names no "task", and --tasks says none for all') if _lacks_rows(item) else item
-
-
-def read_tables(path: Path | None, tasks: str | None, *, lines_name_tasks: bool) -> SoftPrompts:
+def read_tables(path: Path | None, tasks: tuple[str, ...] | None, *, lines_name_tasks: bool) -> SoftPrompts:
     """Reads the rows that go before each input's text; without a file none do. `lines_name_tasks`: where there are
     several tasks, and none is said, inputs may say. Raises InputError, before a model is loaded, for what is no table
     or no task of it."""
     if path is None:
         if tasks is not None:
             raise InputError("--tasks says whose rows of a prompt table are used; add --prompt-table FILE.npy.")
-        return SoftPrompts(FIELD, (None,), "--tasks", None)
+        return SoftPrompts(FIELD, (None,), "--tasks", "task")
     tables = PromptTables.open(path, f"--prompt-table {path}")
     if tasks is None and len(tables) > 1:
         if not lines_name_tasks:
-            raise _undecided(tables)
-        return SoftPrompts(FIELD, (), "--tasks", tables)
-    found = tuple(_of_task(tables, task.strip(), "--tasks names") for task in (tasks or "0").split(","))
-    return SoftPrompts(FIELD, found, "--tasks", tables)
+            raise InputError(_undecided(tables))
+        return SoftPrompts(FIELD, (), "--tasks", "task", _undecided(tables), tables)
+    names = ["0"] if tasks is None else [name.strip() for name in ",".join(tasks).split(",")]
+    if "" in names:
+        raise InputError(f"--tasks is {' '.join(tasks or ())!r}; give numbers or names such as 0 or 0,1,0.")
+    found = tuple(_of_task(tables, name, "--tasks names") for name in names)
+    return SoftPrompts(FIELD, found, "--tasks", "task", tables=tables)
 
 
-def _undecided(tables: PromptTables) -> InputError:
+def _undecided(tables: PromptTables) -> str:
     first = next(iter(tables.names), "0")
-    return InputError(
+    return (
         f"--prompt-table {tables.path} holds {len(tables)} tasks; say which one with --tasks {first} (or one for each,"
         f" of {tables.known})."
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vlm.artifacts.files import canonical_json, sha256_of
 from vlm.backends.threads import usable_cpus
-from vlm.errors import InputError, listed
+from vlm.errors import InputError
 from vlm.registry.catalogs import family
 from vlm.registry.images import QuestionUse
 from vlm_app.core.load_options import LoadOptions, Progress
@@ -90,10 +90,8 @@ class EngineConfig:
         from vlm.api.adapters import read_adapter
         from vlm.artifacts.engine_dir import EngineDir
 
-        folders = options.runtime_config().lora_folders
-        if len(folders) > 1:
-            raise InputError(f"--lora names {listed(folders)}; all pages are read with one adapter: give one of them.")
-        for folder in folders.values():
+        options.check_one_adapter("all pages are read")
+        for folder in options.runtime_config().lora_folders.values():
             read_adapter(EngineDir.open(path, verify=False), folder)
 
     @property

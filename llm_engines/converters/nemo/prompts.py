@@ -16,7 +16,7 @@ from torch import Tensor
 from llm_engines.converters.nemo.archive import CONFIG
 from llm_engines.converters.nemo.weights import weight_files
 from vlm.artifacts.hf_folder import read_nested_pickle
-from vlm.artifacts.prompt_tables import PromptTables, TunedPrompt, write_tables
+from vlm.artifacts.prompt_tables import NOT_FINITE, PromptTables, TunedPrompt, write_tables
 from vlm.errors import CheckpointError, VlmWarning, listed
 
 TABLE = re.compile(r"(?:prompt_table\.)+(.+)\.prompt_embeddings\.weight")
@@ -54,6 +54,8 @@ def _tables(path: Path) -> dict[str, Tensor]:
             f"{path} holds no rows of tuned prompts (prompt_table); give the .nemo file that NeMo wrote at the end of"
             " the tuning."
         )
+    if damaged := [name for name, x in tables.items() if not x.isfinite().all()]:
+        raise CheckpointError(f"{path} holds {NOT_FINITE} ({listed(damaged)}).")
     return tables
 
 

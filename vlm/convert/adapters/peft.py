@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vlm.artifacts.archives import check_no_archive
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import read_pickle
 from vlm.artifacts.weights import TensorFiles
@@ -39,6 +40,9 @@ class PeftAdapter:
 def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     """Returns the adapter of a folder; `merging`: with tensors that take the place of the model's own, which no request
     can name. Raises ConfigError and CheckpointError."""
+    check_no_archive(folder, str(folder), ConfigError)
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file and no {WHAT}; give the folder that holds its {FILE}.")
     values = read_json(folder / FILE, ConfigError, WHAT)
     if (kind := str(values.get("peft_type"))) not in KINDS:
         raise ConfigError(f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded.")

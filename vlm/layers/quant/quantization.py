@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -39,6 +39,12 @@ class Quantization:
         return self.method.with_inputs(
             Inputs(**{parameter: _matches(name, patterns) for parameter, patterns in self.inputs.items()})
         )
+
+
+def unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Returns the patterns that match none of the names of layers."""
+    names = list(names)
+    return [pattern for pattern in patterns if not any(_matches(name, (pattern,)) for name in names)]
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
