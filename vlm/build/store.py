@@ -35,6 +35,20 @@ from vlm.registry.catalogs import check_files, check_model, families, tokenizer_
 Progress = Callable[[str, int, int], None]  # description, done, total
 
 LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
+FILE_ENDINGS = (
+    ".nemo",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".bin",
+    ".safetensors",
+    ".gguf",
+    ".onnx",
+    ".tar",
+    ".gz",
+    ".tgz",
+    ".zip",
+)
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 
 
@@ -99,13 +113,31 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
-        path = hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
+        path = _downloaded(name, repo, progress)
     kind = kind_of(path)
     if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)
     if kind is None:
         raise ModelNotFoundError(_unknown(name, path))
     return Source(name, path, kind)
+
+
+def _downloaded(name: str, repo: str, progress: Progress | None) -> Path:
+    """Returns the folder of a Hub's model. Where there is none, says so of a path that may have been meant, too."""
+    try:
+        return hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
+    except ModelNotFoundError as error:
+        if (missing := _missing_path(name)) is None:
+            raise
+        raise ModelNotFoundError(f"model {name!r} does not exist: {missing}, and {error}") from error
+
+
+def _missing_path(name: str) -> str | None:
+    """Says why a name of two parts looks like one of a folder or file that is not there; None: it does not."""
+    folder, slash, rest = name.partition("/")
+    if slash and os.path.isdir(folder):
+        return f"the folder {folder} has no {rest}"
+    return "there is no such file" if name.lower().endswith(FILE_ENDINGS) else None
 
 
 def packaged_models() -> dict[str, Path]:
