@@ -1,4 +1,5 @@
-"""Our tokens and log-probabilities beside Hugging Face's: the same ids, pixels, type and device, greedily decoded."""
+"""Our tokens and log-probabilities beside Hugging Face's: the same ids, pixels, type and device, decoded greedily or by
+beams."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 # what both sides do, over a model's own settings: penalties would count the rows of images in ways of their own
 GREEDY = {"temperature": 0.0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
           "no_repeat_ngram_size": 0, "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}  # fmt: skip
-# options that both sides heed, and one that greedy decoding has no use for; others must be as if they were not there
+# options that both sides heed, and one that is of no use here; others must be as if they were not there
 COMMON = ("max_new_tokens", "max_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "seed",
-          "loop_detection", "top_logprobs")  # fmt: skip
+          "loop_detection", "top_logprobs", "num_beams", "length_penalty", "early_stopping")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Accuracy:
     requests: int
     tokens: int  # that we generated
     agreement: float  # percent of the tokens that are the same at their place; of the longer output of the two
-    error: float  # largest difference of a log-probability: of our tokens and the likeliest ones at each place
+    # largest difference of a log-probability: of our tokens and, without beams, of the likeliest ones at each place
+    error: float
 
     def __str__(self) -> str:
         return (
@@ -45,12 +47,17 @@ class Accuracy:
         )
 
 
-def greedy(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options with what a comparison needs. InputError for those that cannot be compared."""
+def comparable(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options with what a comparison needs: greedy decoding, or the beams that they name. InputError for
+    those that cannot be compared."""
     plain = SamplingParams()
     if unsupported := [n for n, value in sampling.items() if n not in COMMON and value != getattr(plain, n)]:
-        raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(unsupported)} out.")
-    return {**sampling, **GREEDY}
+        raise InputError(
+            f"the accuracy check decodes greedily or by beams, one output a request; leave {listed(unsupported)} out."
+        )
+    if (beams := sampling.get("num_beams", 1)) == 1:
+        return {**sampling, **GREEDY}
+    return {**sampling, **GREEDY, "num_beams": beams, "top_logprobs": 0}  # which beams do not have
 
 
 def compare(
@@ -61,12 +68,12 @@ def compare(
     sampling: dict[str, Any],
     reference_dtype: str | None = None,
 ) -> Accuracy:
-    """Compares Hugging Face's outputs with those that `pipeline` gave for the inputs and `greedy(sampling)`.
+    """Compares Hugging Face's outputs with those that `pipeline` gave for the inputs and `comparable(sampling)`.
 
     `reference_dtype`: what Hugging Face computes in; None: the engine's type. Raises InputError for an input that
     cannot be compared, and OutOfMemoryError where both do not fit.
     """
-    requests = [pipeline.request(source, **greedy(sampling)) for source in inputs]
+    requests = [pipeline.request(source, **comparable(sampling)) for source in inputs]
     with fitting_beside():
         return compare_outputs(Reference.load(folder, pipeline, reference_dtype), requests, list(outputs))
 
@@ -98,9 +105,11 @@ def compare_outputs(reference: Reference, requests: list[Request], outputs: list
 def _error(exact: Tensor, output: Output, forced: frozenset[int]) -> float:
     """Returns the largest difference of our log-probabilities from exact [tokens, vocabulary]; a token that was
     `forced` has the log-probability 0, which is not the model's."""
-    error, places = 0.0, zip(output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
+    tops = output.top_logprobs or [{}] * len(output.token_ids)
+    error, places = 0.0, zip(output.token_ids, output.logprobs, tops, strict=True)
     for row, (token, own, top) in zip(exact, places, strict=True):
-        own_pair = [] if own == 0.0 and token in forced else [(token, own)]
-        ids, ours = zip(*own_pair, *top.items(), strict=True)
-        error = max(error, float((row[list(ids)] - torch.tensor(ours)).abs().max()))
+        pairs = [*top.items()] if own == 0.0 and token in forced else [(token, own), *top.items()]
+        if pairs:
+            ids, ours = zip(*pairs, strict=True)
+            error = max(error, float((row[list(ids)] - torch.tensor(ours)).abs().max()))
     return error

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.files import read_json
+from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.store import locate
 from vlm.errors import InputError
-from vlm.registry.catalogs import converter_of
+from vlm.registry.catalogs import converter_of, match_family
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from vlm.api.pipeline import Pipeline
 
 WITH_IMAGES = {  # model_type -> class
     "blip-2": "Blip2ForConditionalGeneration",
@@ -45,7 +48,10 @@ def folder_of(model: str | Path, **options: Any) -> Path:
     source = locate(model, **options)
     if source.kind in ("engine", "checkpoint"):
         what = "an engine" if source.kind == "engine" else "a checkpoint"
-        raise InputError(f"{model} is {what}; the accuracy check needs the model's Hugging Face folder, give that.")
+        raise InputError(
+            f"{model} is {what}, and Hugging Face runs the folder that it was made of: give that by --against FOLDER,"
+            " or compare with vlm verify ENGINE --against FOLDER."
+        )
     converter = converter_of(source.path)
     config = {} if converter else read_json(source.path / "config.json", InputError, "Hugging Face model folder")
     kind = converter.name if converter else config.get("model_type")
@@ -57,6 +63,15 @@ def folder_of(model: str | Path, **options: Any) -> Path:
             " florence-community has it."
         )
     return source.path
+
+
+def check_family(folder: Path, pipeline: Pipeline) -> None:
+    """Raises InputError for a folder of another family than an engine's."""
+    if (family := match_family(HFFolder(folder).config).name) != pipeline.family.name:
+        raise InputError(
+            f"{folder.name} is a {family} model, the engine was made of a {pipeline.family.name} model; give the folder"
+            " that it was made of."
+        )
 
 
 def _known(model_type: Any) -> bool:

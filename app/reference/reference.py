@@ -40,7 +40,8 @@ class Reference:
         params, limit = request.params, self._limit(request)
         with torch.inference_mode():
             out = model.generate(
-                **inputs, do_sample=False, num_beams=1, repetition_penalty=1.0, no_repeat_ngram_size=0,
+                **inputs, do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping, repetition_penalty=1.0, no_repeat_ngram_size=0,
                 max_new_tokens=limit, min_new_tokens=max(params.min_new_tokens, params.min_length - prompt),
                 min_length=0, num_return_sequences=1, eos_token_id=list(self._ends) or None, pad_token_id=self._pad,
                 forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,

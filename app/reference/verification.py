@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.errors import InputError
-from vlm.registry.catalogs import match_family
-from vlm_app.reference.accuracy import fitting_beside, greedy
+from vlm_app.reference.accuracy import comparable, fitting_beside
+from vlm_app.reference.huggingface import check_family
 from vlm_app.reference.random_inputs import RandomInputs
 from vlm_app.reference.reference import Reference
 from vlm_app.reference.teacher_forcing import Distance, Place, distances, places
@@ -96,15 +95,11 @@ def verify(
 
     `reference_dtype` None: the engine's. Raises InputError where so many tokens leave no room, and OutOfMemoryError.
     """
+    check_family(folder, pipeline)
     config = HFFolder(folder).config
-    if (family := match_family(config).name) != pipeline.family.name:
-        raise InputError(
-            f"{folder.name} is a {family} model, the engine was made of a {pipeline.family.name} model; give the folder"
-            " that it was made of."
-        )
     placeholder = config.get("image_token_id", config.get("image_token_index"))
     inputs = RandomInputs(pipeline, placeholder, new_tokens, seed).all()
-    sampling = greedy({"max_new_tokens": new_tokens, "min_new_tokens": new_tokens})  # none ends early
+    sampling = comparable({"max_new_tokens": new_tokens, "min_new_tokens": new_tokens})  # none ends early
     requests = [pipeline.request(source, **sampling) for _, source in inputs]
     with fitting_beside():
         reference = Reference.load(folder, pipeline, reference_dtype)

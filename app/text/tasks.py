@@ -46,8 +46,13 @@ def translation(
 
 
 def _check_pair(pair: tuple[str, str] | None, given: tuple[str | None, str | None]) -> None:
-    """Raises InputError where a model of one pair of languages is asked for another, or does not know its own."""
+    """Raises InputError where a model of one pair of languages is asked for another, or does not know its own, and
+    where it knows none."""
     if pair is None:
+        raise InputError(
+            "this model knows no languages; leave --src-lang and --tgt-lang out, and say what to do with --prefix."
+        )
+    if not all(pair):
         raise InputError("this model knows one pair of languages; leave --src-lang and --tgt-lang out.")
     if any(code not in (None, own) for code, own in zip(given, pair, strict=True)):
         raise InputError(f"this model translates {pair[0]} to {pair[1]}; give these to --src-lang and --tgt-lang.")

@@ -31,7 +31,9 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     """Returns what the converter wrote down: Moses, the dictionary's end, and the languages' tokens."""
     size, unknown = settings.get("dictionary_size"), settings.get("unk_token_id")
     dictionary = None if size is None or unknown is None else Dictionary(int(size), int(unknown))
-    return TokenizerRules(_languages(settings.get("languages")), Moses.from_config(settings.get("moses")), dictionary)
+    languages = _languages(settings.get("languages"))
+    pair = ("", "") if languages is None else None
+    return TokenizerRules(languages, Moses.from_config(settings.get("moses")), dictionary, pair)
 
 
 def _languages(settings: Any) -> Languages | None:

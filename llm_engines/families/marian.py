@@ -43,7 +43,7 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     codes = {match[1]: i for token, i in tokens.items() if (match := CODE.fullmatch(token))}
     if end is None or not codes:
         pair = (str(settings.get("source_lang") or ""), str(settings.get("target_lang") or ""))
-        return TokenizerRules(pair=pair if all(pair) else None, dictionary=dictionary)
+        return TokenizerRules(pair=pair if all(pair) else ("", ""), dictionary=dictionary)
     languages = Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=AFFIXES)
     return TokenizerRules(languages, dictionary=dictionary)
 

@@ -187,10 +187,10 @@ def _agrees(result, requests):
 
 @pytest.mark.parametrize(("flags", "says"), [
     (("--temperature", "1"), "leave temperature out"),
-    (("--num-beams", "3"), "leave num_beams out"),
+    (("--num-beams", "3", "--num-return-sequences", "2"), "leave num_return_sequences out"),
     (("--bad-words", "a"), "leave bad_words out"),
 ])  # fmt: skip
-def test_accuracy_is_of_greedy_decoding(flags, says):
+def test_accuracy_is_of_one_likeliest_output(flags, says):
     assert says in one_sentence(call("run", "--text", "a", "--check-accuracy", "--model", "nothing", *flags))
 
 
@@ -198,7 +198,21 @@ def test_accuracy_needs_the_models_folder(tmp_path):
     saved("gpt2", tmp_path / "hf")
     assert call("build", tmp_path / "hf", "-o", tmp_path / "engine", "--dtype", "float32").exit_code == 0
     result = call("run", "--prompt", "w1", "--model", tmp_path / "engine", "--check-accuracy", *SHORT)
-    assert "is an engine; the accuracy check needs the model's Hugging Face folder" in one_sentence(result)
+    assert "engine is an engine, and Hugging Face runs the folder" in one_sentence(result)
+    assert "by --against FOLDER, or compare with vlm verify ENGINE --against FOLDER" in one_sentence(result)
+
+
+def test_accuracy_of_an_engine_beside_a_folder(tmp_path):
+    saved("gpt2", tmp_path / "hf")
+    saved("llama", tmp_path / "other")
+    assert call("build", tmp_path / "hf", "-o", tmp_path / "engine", "--dtype", "float32").exit_code == 0
+    asked = ("run", "--text", "w1 w2", "--model", tmp_path / "engine", *SHORT)
+    _agrees(call(*asked, "--check-accuracy", "--against", tmp_path / "hf"), 1)
+    _agrees(call(*asked, "--check-accuracy", "--against", tmp_path / "hf", "--num-beams", "3"), 1)
+    result = call(*asked, "--check-accuracy", "--against", tmp_path / "other")
+    assert "other is a llama model, the engine was made of a gpt2 model" in one_sentence(result)
+    alone = call(*asked, "--against", tmp_path / "hf")
+    assert "--against is about Hugging Face, which --check-accuracy runs; add" in one_sentence(alone)
 
 
 # --- tuned prompts ---

@@ -220,5 +220,12 @@ def test_mistakes_are_one_sentence(arguments, says, monkeypatch):
 def test_eval_without_hugging_faces_weights(tmp_path):
     engine = tmp_path / "engine"
     assert call("build", "mini-t5", "-o", engine).exit_code == 0
-    result = call("eval", EXAMPLES / "translate.tsv", *EN_DE, "--model", engine, "--compare-hf")
-    assert result.exit_code == 2 and "--compare-hf needs Hugging Face's weights" in result.stderr
+    asked = ("eval", EXAMPLES / "translate.tsv", *EN_DE, "--model", engine, "--limit", "3", "--device", "cpu")
+    result = call(*asked, "--compare-hf")
+    assert result.exit_code == 2 and "engine is an engine, and Hugging Face runs the folder" in result.stderr
+    result = call(*asked, "--compare-hf", "--against", "mini-t5", "--json", tmp_path / "eval.json")
+    assert result.exit_code == 0 and "token agreement 100.00%" in result.stdout
+    found = json.loads((tmp_path / "eval.json").read_text())
+    assert found["model"] == str(engine) and Path(found["hf"]["folder"]).name == "mini-t5"
+    result = call(*asked, "--compare-hf", "--against", "mini-llava")
+    assert "mini-llava is a llava model, the engine was made of a t5 model" in result.stderr

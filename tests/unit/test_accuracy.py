@@ -48,13 +48,13 @@ def inputs_of(model, pipe):
     return found
 
 
-@pytest.mark.parametrize("sampling", [{}, {"min_new_tokens": 6}], ids=str)
+@pytest.mark.parametrize("sampling", [{}, {"min_new_tokens": 6}, {"num_beams": 3, "length_penalty": 2.0}], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_agrees(name, sampling, tmp_path):
     model = MODELS[name]()
     pipe = pipeline(model, tmp_path)
     inputs, sampling = inputs_of(model, pipe), {"max_new_tokens": 14, **sampling}
-    outputs = pipe.generate(inputs, **accuracy.greedy(sampling))
+    outputs = pipe.generate(inputs, **accuracy.comparable(sampling))
     found = accuracy.compare(tmp_path / "hf", pipe, inputs, outputs, sampling)
     assert found.agreement == 100.0 and found.error < 1e-3 and found.requests == len(inputs)
     assert found.tokens == sum(len(out.token_ids) for out in outputs) > 20
@@ -66,7 +66,7 @@ def test_what_differs_is_found(tmp_path):
     pipe = pipeline(model, tmp_path)
     inputs = [{"decoder_prompt_token_ids": ids} for ids in tiny.prompts(model, (5, 9))]
     options = {"max_new_tokens": 10, "ignore_eos": False}
-    outputs = pipe.generate(inputs, **accuracy.greedy(options))
+    outputs = pipe.generate(inputs, **accuracy.comparable(options))
     compare = lambda changed: accuracy.compare(tmp_path / "hf", pipe, inputs, changed, options)  # noqa: E731
     total = sum(len(out.token_ids) for out in outputs)
     first = outputs[0]
@@ -88,20 +88,21 @@ def test_limits_of_the_engine_hold_for_both(tmp_path):
     model.get_output_embeddings().weight.data[2] = 0
     pipe = pipeline(model, tmp_path, max_seq_len=30)
     inputs = [{"decoder_prompt_token_ids": ids} for ids in tiny.prompts(model, (5, 9))]
-    outputs = pipe.generate(inputs, **accuracy.greedy({}))
+    outputs = pipe.generate(inputs, **accuracy.comparable({}))
     found = accuracy.compare(tmp_path / "hf", pipe, inputs, outputs, {})
     assert found.agreement == 100.0 and found.tokens == 25 + 21
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"temperature": 1.0}, "leave temperature out"), ({"num_beams": 2}, "leave num_beams out"),
+    ({"temperature": 1.0}, "leave temperature out"),
+    ({"num_beams": 2, "num_return_sequences": 2}, "leave num_return_sequences out"),
     ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}, "leave repetition_penalty, no_repeat_ngram_size out"),
     ({"presence_penalty": 1.0, "stop": ("a",)}, "leave presence_penalty, stop out"),
 ])  # fmt: skip
-def test_what_is_not_greedy(options, says):
+def test_what_cannot_be_compared(options, says):
     with pytest.raises(InputError, match=says):
-        accuracy.greedy(options)
-    assert accuracy.greedy({"max_new_tokens": 3, "num_beams": 1})["top_logprobs"] == 20
+        accuracy.comparable(options)
+    assert accuracy.comparable({"max_new_tokens": 3, "num_beams": 1})["top_logprobs"] == 20
 
 
 def test_an_images_rows_and_a_table_together(tmp_path):
@@ -110,7 +111,7 @@ def test_an_images_rows_and_a_table_together(tmp_path):
     visual = pipe.llm.encoders.visual.config
     given = {"decoder_prompt_token_ids": [*range(60, 61 + visual.num_features), 7], "prompt_table": torch.zeros(1, 32),
              "pixel_values": torch.zeros(1, 3, *visual.image_size)}  # fmt: skip
-    outputs = pipe.generate([given], **accuracy.greedy({"max_new_tokens": 3}))
+    outputs = pipe.generate([given], **accuracy.comparable({"max_new_tokens": 3}))
     with pytest.raises(InputError, match="images or a prompt table, not both"):
         accuracy.compare(tmp_path / "hf", pipe, [given], outputs, {"max_new_tokens": 3})
 
@@ -120,7 +121,7 @@ def test_folders(tmp_path):
     assert folder_of(tmp_path / "hf") == tmp_path / "hf"
     assert folder_of("mini-t5").name == "mini-t5"
     for path, what in ((pipe.engine.path, "an engine"), (tmp_path / "checkpoint", "a checkpoint")):
-        with pytest.raises(InputError, match=f"is {what}; the accuracy check needs the model's Hugging Face folder"):
+        with pytest.raises(InputError, match=f"is {what}, .* by --against FOLDER, or"):
             folder_of(path)
     own_form = {"model_type": "llava_llama", "mm_x": 1}
     for kind, config in (("nemo_gpt", {"model_type": "nemo_gpt"}), ("llava", own_form), ("vila", own_form)):

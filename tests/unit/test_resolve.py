@@ -109,6 +109,30 @@ def test_unknown_model(name, says, tmp_path, monkeypatch):
         resolve(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ck/t5x", "model 'ck/t5x' does not exist: the folder ck has no t5x, and the Hub's model ck/t5x could not"),
+        ("nemo/none.nemo", "model 'nemo/none.nemo' does not exist: there is no such file, and the Hub's model nemo"),
+        ("org/t5-v1.1", "the Hub's model org/t5-v1.1 could not"),
+    ],
+)
+def test_paths_that_look_like_the_hubs(name, says, hf, monkeypatch, tmp_path):
+    """The Hub is asked all the same; where it has the model, that is what the name stands for."""
+
+    def fails(repo, **_):
+        raise ModelNotFoundError(f"the Hub's model {repo} could not be fetched.")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ck").mkdir()
+    monkeypatch.setattr(resolve_module.hub, "download", fails)
+    with pytest.raises(ModelNotFoundError) as error:
+        locate(name)
+    assert str(error.value).startswith(says)
+    monkeypatch.setattr(resolve_module.hub, "download", lambda repo, **_: hf)
+    assert locate(name).path == hf
+
+
 def test_names_without_an_owner_are_the_hubs(hf, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(resolve_module.hub, "download", lambda name, **_: asked.append(name) or hf)

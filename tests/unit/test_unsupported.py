@@ -49,6 +49,8 @@ FOLDERS = {
                          "checkpoint-500, checkpoint-1500.*give one of them: .*/checkpoint-1500"),
     "under training": ({"optimizer.pt": W, "trainer_state.json": {}, "config.json": LLAMA},
                        "state of a training without"),
+    "fairseq without dictionaries": ({"model.pt": W, "bpecodes": ""},
+                                     r"holds model\.pt without a config\.json; if it is FairSeq's, put the dict"),
     "no config": ({"pytorch_model.bin": W}, r"holds weights \(pytorch_model\.bin\) without the config\.json"),
     "tokenizer": ({"tokenizer.json": {}, "tokenizer_config.json": {}, "special_tokens_map.json": {}},
                   "a tokenizer alone"),

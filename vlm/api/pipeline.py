@@ -28,6 +28,7 @@ from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.ops.kernels.compile_time import compile_seconds
 from vlm.parallel.collectives import ALONE, Ranks
+from vlm.parallel.environment import rank_among
 from vlm.processing.input_fields import INPUT_KEYS
 from vlm.processing.processor import Processor
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
@@ -58,6 +59,7 @@ class Pipeline:
             self._others = rank_processes.begin(engine, runtime)
             ranks, runtime = self._others.ranks, self._others.runtime
         elif ranks is None:
+            rank_among(1, engine.path)
             runtime = of_rank(runtime, 0, 1)
         self.llm: Engine = self._loaded(runtime, ranks or ALONE)
         self.loop = EngineLoop(self.llm)

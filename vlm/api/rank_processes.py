@@ -26,7 +26,7 @@ from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, VlmError
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
-from vlm.parallel.environment import launched_rank
+from vlm.parallel.environment import rank_among
 from vlm.parallel.process_group import connect, file_store
 from vlm.registry.networks import mapping_of
 
@@ -59,14 +59,9 @@ class RankProcesses:
 def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
     """Connects the ranks of an engine whose networks are split. Of those that mpirun, torchrun or srun has started all
     but the first never return: they follow it, and exit. Raises EngineError and InputError."""
-    size, own = engine.build.num_ranks, launched_rank()
-    if own is None:
+    size = engine.build.num_ranks
+    if (own := rank_among(size, engine.path)) is None:
         return _with_own_processes(engine, runtime, size)
-    if own.size != size:
-        raise EngineError(
-            f"{own.starter} has started {own.size} processes, {engine.path} is built for {size} ranks; start {size}, or"
-            f" build it for {own.size}."
-        )
     runtime = of_rank(runtime, own.local_rank, own.size)
     ranks = _connected(own.store(), engine, own.rank, runtime, local=False)
     if own.rank:

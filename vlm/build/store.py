@@ -29,11 +29,26 @@ from vlm.build.kinds import kind_of, vision_of
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
 from vlm.packaged import MODEL, packaged
+from vlm.parallel.environment import rank_among
 from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
 LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
+FILE_ENDINGS = (
+    ".nemo",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".bin",
+    ".safetensors",
+    ".gguf",
+    ".onnx",
+    ".tar",
+    ".gz",
+    ".tgz",
+    ".zip",
+)
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 
 
@@ -64,8 +79,8 @@ def resolve(
     An engine that is given is used as it is; `None` takes what it has. For the others `None` means BuildConfig's
     defaults and the type that the backend has `on` cpu or cuda, where "auto" is what vlm.backends.selection.pick takes.
     Two processes that ask at once build once; an interrupted build leaves nothing behind.
-    Raises ModelNotFoundError, LimitError and EngineError (an engine that was built for less or for something else), and
-    what conversion and build raise.
+    Raises ModelNotFoundError, LimitError and EngineError (an engine that was built for less or for something else, or
+    for other ranks than mpirun, torchrun or srun has started), and what conversion and build raise.
     """
     auto = backend == "auto"
     limits = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
@@ -75,8 +90,11 @@ def resolve(
     runner = None if auto else backend_named(backend or BuildConfig.backend)  # refused before a download
     source = locate(model, progress=progress)
     if source.kind == "engine":
-        _check_engine(source.path, overrides)
+        engine = EngineDir.open(source.path, verify=False)
+        rank_among(engine.build.num_ranks, source.path)
+        _check_engine(engine, overrides)
         return source.path
+    rank_among(1, source.name)  # refused before a build
     runner = runner or backend_named(pick(on, dtype, vision_of(source.path, source.kind)).name)
     build = BuildConfig(**{"dtype": runner.default_dtype(on), **overrides, "backend": runner.name})
     build = checked_backend(build).for_this_machine(build)
@@ -95,13 +113,31 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
-        path = hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
+        path = _downloaded(name, repo, progress)
     kind = kind_of(path)
     if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)
     if kind is None:
         raise ModelNotFoundError(_unknown(name, path))
     return Source(name, path, kind)
+
+
+def _downloaded(name: str, repo: str, progress: Progress | None) -> Path:
+    """Returns the folder of a Hub's model. Where there is none, says so of a path that may have been meant, too."""
+    try:
+        return hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
+    except ModelNotFoundError as error:
+        if (missing := _missing_path(name)) is None:
+            raise
+        raise ModelNotFoundError(f"model {name!r} does not exist: {missing}, and {error}") from error
+
+
+def _missing_path(name: str) -> str | None:
+    """Says why a name of two parts looks like one of a folder or file that is not there; None: it does not."""
+    folder, slash, rest = name.partition("/")
+    if slash and os.path.isdir(folder):
+        return f"the folder {folder} has no {rest}"
+    return "there is no such file" if name.lower().endswith(FILE_ENDINGS) else None
 
 
 def packaged_models() -> dict[str, Path]:
@@ -136,11 +172,10 @@ def similar_names(name: str) -> list[str]:
     return [by_spelling[near] for near in difflib.get_close_matches(name.lower(), by_spelling, 3, 0.75)] or with_owner
 
 
-def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
+def _check_engine(engine: EngineDir, overrides: dict[str, Any]) -> None:
     """Raises EngineError or LimitError for what an engine does not serve: it serves smaller limits than its own; a
     larger one or another dtype needs a build."""
-    engine = EngineDir.open(path, verify=False)
-    build, limits = engine.build, engine.limits
+    path, build, limits = engine.path, engine.build, engine.limits
     if build.max_seq_len is None and "max_seq_len" in overrides:
         raise EngineError(
             f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."

@@ -77,10 +77,9 @@ def _unigram(model: Any) -> Any:
 
 def _bpe(model: Any) -> Any:
     from tokenizers import models
-    from transformers import convert_slow_tokenizer
 
-    # where it is defined differs between versions: this module has it in all
-    generate_merges: Any = vars(convert_slow_tokenizer)["generate_merges"]
+    # where it is defined differs between versions: this module has it in all, and transformers a function of its name
+    generate_merges: Any = vars(importlib.import_module("transformers.convert_slow_tokenizer"))["generate_merges"]
     ids = {piece.piece: i for i, piece in enumerate(model.pieces)}
     scores = [(piece.piece, piece.score) for piece in model.pieces]
     specials = _pieces(model, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.errors import EngineError
+from vlm.errors import EngineError, counted
 
 
 @dataclass(frozen=True)
@@ -75,3 +75,26 @@ def launched_rank(variables: Mapping[str, str] = os.environ) -> LaunchedRank | N
                 raise EngineError(f"{', '.join(names)} must be numbers, as {starter} sets them; unset them.") from None
             return LaunchedRank(starter, rank, size, local_rank) if size > 1 else None
     return None
+
+
+def rank_among(ranks: int, model: object, variables: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """Returns where this process stands among the ranks that run a model; None: it was started by itself. Raises
+    EngineError where another number of processes was started: each of them would do the whole job."""
+    own = launched_rank(variables)
+    if own is not None and own.size != ranks:
+        raise EngineError(
+            f"{own.starter} has started {own.size} processes, {model} is built for {counted(ranks, 'rank')}; start"
+            f" {ranks}, or build it for {own.size}: vlm build --tp-size {own.size}. Where each process has work of its"
+            f" own, unset {_size_variable(own.starter)}."
+        )
+    return own
+
+
+def be_no_rank(variables: MutableMapping[str, str] = os.environ) -> None:
+    """Lets this process, and those that it starts, be by themselves, whatever has started it."""
+    for starter in VARIABLES:
+        variables.pop(_size_variable(starter), None)
+
+
+def _size_variable(starter: str) -> str:
+    return VARIABLES[starter][1]

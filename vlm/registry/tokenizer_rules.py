@@ -86,7 +86,8 @@ class TokenizerRules:
     languages: Languages | None = None
     splitter: WordSplitter | None = None
     dictionary: Dictionary | None = None
-    pair: tuple[str, str] | None = None  # the source's language and the target's, where there are no others
+    # the source's language and the target's, where there are no others; ("", ""): which ones is not known
+    pair: tuple[str, str] | None = None
     tasks: TaskPrompts | None = None  # of a model that is told what to do by where its output begins
     shown: frozenset[str] = frozenset()  # special tokens that texts keep
 

@@ -16,6 +16,7 @@ from vlm.build.store import locate
 from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs
 from vlm.errors import InputError, LimitError
+from vlm.parallel.environment import rank_among
 from vlm.registry.catalogs import match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
@@ -58,6 +59,7 @@ def _check_reads_images(subject: str, spec: FamilySpec) -> None:
 
 
 def _random_engine(config: OcrBenchConfig, arch: str, scratch: Path, on: str, progress: Progress | None) -> Path:
+    rank_among(1, config.subject)  # refused before a build
     hf = hf_config(arch)
     spec = match_family(hf)
     _check_reads_images(config.subject, spec)

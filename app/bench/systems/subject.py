@@ -24,6 +24,7 @@ from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, counted, listed
 from vlm.options import default_flag
+from vlm.parallel.environment import rank_among
 from vlm.registry.catalogs import configs_of, family, match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
@@ -93,6 +94,7 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     if any(MeasuredName.read(each).engine != name for each in wanted):
         raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
     _check_ranks(config, engine)
+    rank_among(engine.build.num_ranks, path)
     return dict.fromkeys(wanted, resolve(path, dtype=config.dtype, **limits(configs_of(engine))))
 
 
@@ -150,6 +152,7 @@ def _checked_build(
     _check_kind(config.subject, family, takes)
     sizes = {name: getattr(config, name) for name in SIZES}
     build = BuildConfig(dtype=dtype, **sizes, **limits(configs))
+    rank_among(build.num_ranks, config.subject)
     for name in config.backend_names:
         check_backend(_for_backend(build, name))
     try:

@@ -16,7 +16,7 @@ from vlm.ranges import at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import texts as text_options
-from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.common import Against, Model, ReferenceDType, check_reference
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
@@ -80,6 +80,7 @@ def texts(
     scoring: Scoring,
     framing: text_options.Framing,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
+    against: Against = None,
     reference_dtype: ReferenceDType = None,
     sampling: dict[str, Any],
     out: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
@@ -95,13 +96,14 @@ def texts(
     \b
     Examples:
       vlm eval examples/translate.tsv --src-lang en --tgt-lang de --compare-hf
+      vlm eval pairs.tsv --src-lang en --tgt-lang de --model t5.engine --compare-hf --against google-t5/t5-small
       vlm eval examples/notices.jsonl --task summarize --rouge1-threshold 90
       vlm eval pairs.tsv --prefix "" --metric bleu --metric rouge --limit 500 --json scores.json
     """
     from vlm_app.text.pairs import read_pairs
     from vlm_app.text.scores import check_installed
 
-    check_reference_dtype(reference_dtype, None if compare_hf else "--compare-hf")
+    check_reference(reference_dtype, against, None if compare_hf else "--compare-hf")
     options.check_one_adapter("all texts are scored")
     check_installed(scoring.metrics)
     if compare_hf:
@@ -111,9 +113,9 @@ def texts(
         options.check_base_alone("--compare-hf")
     text_options.check_output("--json", out, [data])
     pairs, errors = read_pairs(data, scoring.limit)
-    folder = _hf_folder(model) if compare_hf else None
+    folder = _hf_folder(against or model) if compare_hf else None
     pipeline, sampling = text_options.load_text_model(model, options), sampling | options.adapter
-    reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
+    reference = None if folder is None else _reference(folder, reference_dtype, pipeline)
     result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]
     _print(result)
@@ -123,14 +125,18 @@ def texts(
 
 
 def _hf_folder(model: str) -> Path:
-    from vlm.build.store import locate
+    from vlm_app.reference.huggingface import folder_of
 
     with Progress() as progress:
-        source = locate(model, progress=progress)
-    if source.kind != "hf":
-        what = f"a {source.kind} of ours" if source.kind in ("engine", "checkpoint") else f"a {source.kind} model"
-        raise InputError(f"--compare-hf needs Hugging Face's weights; {model} is {what}.")
-    return source.path
+        return folder_of(model, progress=progress)
+
+
+def _reference(folder: Path, dtype: str | None, pipeline: Pipeline) -> tuple[Path, str]:
+    """Returns Hugging Face's folder and the type that it computes in. Raises InputError for another family."""
+    from vlm_app.reference.huggingface import check_family
+
+    check_family(folder, pipeline)
+    return folder, dtype or pipeline.engine.build.dtype
 
 
 def _run(
@@ -154,6 +160,7 @@ def _run(
             folder, pipeline, pairs, to_input=to_input, sampling=sampling, batch_size=HF_BATCH_SIZE, dtype=dtype
         )
         result["hf"] = {**theirs.summary(scoring.metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
+        result["hf"]["folder"] = str(folder)
         result["agreement"] = agreement(ours, theirs)
     return result | {"outputs": outputs(pairs, ours, theirs)}
 

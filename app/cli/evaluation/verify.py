@@ -12,7 +12,7 @@ from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command, print_error
-from vlm_app.cli.options.common import Json, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.common import Json, ReferenceDType, check_reference
 from vlm_app.cli.options.groups import RUNTIME, takes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def verify(
       vlm verify nougat.engine --against facebook/nougat-base --new-tokens 100 --json
       vlm verify nougat.engine --against facebook/nougat-base --reference-dtype float32
     """
-    check_reference_dtype(reference_dtype)
+    check_reference(reference_dtype)
     if new_tokens < 1:
         raise InputError(f"--new-tokens is {new_tokens}; it must be at least 1.")
     if tolerance is not None and not 0 <= tolerance < math.inf:

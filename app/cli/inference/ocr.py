@@ -11,6 +11,7 @@ import typer
 
 from vlm.backends.devices import devices_of
 from vlm.errors import InputError, listed
+from vlm.parallel.environment import be_no_rank
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
@@ -83,6 +84,8 @@ def ocr(
         raise InputError("--limit is for one machine; with --ray, --shard and --pages make a job smaller.")
     report_file = report_path(report) if report else None
     documents, unreadable = _find(paths, folder, config)
+    if part or places.ray:
+        be_no_rank()  # a part is this process's own, and Ray's engines are in others
     if part:
         documents = part.select(documents)
     if not places.ray and places.workers != 0:

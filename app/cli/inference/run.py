@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,11 +17,14 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import USER_ERROR, command
 from vlm_app.cli.inference.run_inputs import RunInputs, RunSources
 from vlm_app.cli.options import decoding
-from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, Against, ReferenceDType, check_reference
 from vlm_app.cli.options.extras import EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing
 from vlm_app.core.load_options import LoadOptions
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,10 @@ def run(
     extras: Extras,
     display: DisplayOptions,
     check_accuracy: Annotated[
-        bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
+        bool,
+        typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels."),
     ] = False,
+    against: Against = None,
     reference_dtype: ReferenceDType = None,
     options: LoadOptions,
 ) -> None:
@@ -87,8 +92,9 @@ def run(
       vlm run --image chart.png --question "Which bar is the highest?" --model google/pix2struct-chartqa-base
       vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
+      vlm run --image page.png --model nougat.engine --check-accuracy --against facebook/nougat-base
     """
-    check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
+    check_reference(reference_dtype, against, None if check_accuracy else "--check-accuracy")
     run_inputs = RunInputs.from_options(sources, framing, chat=chat)
     if display.save_overlay is not None:
         check_overlay(display.save_overlay, 0 if chat else len(run_inputs.images))
@@ -97,12 +103,12 @@ def run(
     if check_accuracy:
         run_inputs.check_comparable()
         options.check_base_alone("--check-accuracy")
-        sampling, folder = _reference(name, sampling)
+        sampling, folder = _reference(against or name, sampling)
     extras = extras.among(options.adapters)
     sampling |= options.adapter
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
-    if check_accuracy:
-        run_inputs.check_requests(pipeline)
+    if folder is not None:
+        _check_requests(run_inputs, pipeline, folder)
     if chat:
         from vlm_app.cli.inference.chat import converse
 
@@ -126,13 +132,21 @@ def run(
         raise typer.Exit(USER_ERROR)
 
 
+def _check_requests(run_inputs: RunInputs, pipeline: Pipeline, folder: Path) -> None:
+    """Raises InputError for what is no request that can be compared, and for a folder of another family."""
+    from vlm_app.reference.huggingface import check_family
+
+    run_inputs.check_requests(pipeline)
+    check_family(folder, pipeline)
+
+
 def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Path]:
     """Returns the settings of a comparison, and Hugging Face's folder. Raises InputError where there is none."""
-    from vlm_app.reference.accuracy import greedy
+    from vlm_app.reference.accuracy import comparable
     from vlm_app.reference.huggingface import folder_of
 
     with Progress() as progress:
-        return greedy(sampling), folder_of(name, progress=progress)
+        return comparable(sampling), folder_of(name, progress=progress)
 
 
 def _print(printer: Printer, inputs: list[dict[str, Any]], run_inputs: RunInputs, display: DisplayOptions) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
+from vlm.parallel.environment import be_no_rank
 from vlm_app.core.ray_cluster import first_line, join_cluster
 from vlm_app.core.storage import EXTRA
 from vlm_app.ocr.documents.pages import selected
@@ -152,6 +153,7 @@ class _Engine:
     """Reads batches of pages; events pass through."""
 
     def __init__(self, engine: EngineConfig, sampling: dict[str, Any]):
+        be_no_rank()  # of what has started Ray
         self._pipeline, self._options = engine.here().pipeline(), {**engine.adapter, **sampling}
         self._words = engine.words
 

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from vlm.errors import EngineError, InputError
+from vlm.parallel.environment import be_no_rank
 from vlm_app.core.listening import address, listener
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.ray_cluster import first_line, join_cluster
@@ -77,6 +78,7 @@ def _deployment(models: ServedModels, config: ServerConfig, placing: ReplicaConf
 
     def build() -> FastAPI:
         """Is called in each replica's own process."""
+        be_no_rank()  # of what has started Ray
         pipelines, repositories = models.load(print)
         return create_app(pipelines, config, repositories, _end)
 
