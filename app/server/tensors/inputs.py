@@ -124,7 +124,8 @@ def _task(row: Row) -> dict[str, Any]:
     if {"task", "prompt_learning_task_name_ids"} <= row.keys():
         raise InputError("task and prompt_learning_task_name_ids were sent together; send one of them.")
     if "task" in row:
-        return {"task": row["task"].decode("utf-8", "replace")}
+        task = row["task"]
+        return {"task": task.decode("utf-8", "replace") if isinstance(task, bytes) else int(task)}
     number = row.get("prompt_learning_task_name_ids")
     return {} if number is None else {"task": int(number)}
 
