@@ -107,7 +107,9 @@ def test_rows_of_tensors_name_their_adapters_by_number(folders, tmp_path):
         both = answered(served.url, text_input, tensor("task_id", "INT32", [[0]]), parameters={"ia3_tasks": 0})
         assert "lora_task_uids is given as a tensor and as a parameter" in both["error"]
         wrong = tensor("task_id", "INT32", [[2]] * 3)
-        assert "there is no adapter 2: a, b is what is loaded" in answered(served.url, prompts, wrong)["error"]
+        error = answered(served.url, prompts, wrong)["error"]
+        assert error.startswith("there is no adapter 2: a, b is what is loaded; GET /v1/models lists the adapters")
+        assert "POST /v1/load_lora_adapter loads one where" in error and "--lora" not in error
 
 
 def test_a_repository_names_its_models_adapters(folders, tmp_path, monkeypatch):
