@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import (
+    AdapterNotFoundError,
     CheckpointError,
     ConfigError,
     DocumentError,
@@ -62,6 +63,7 @@ __all__ = [
     "DocumentError",
     "LimitError",
     "LengthError",
+    "AdapterNotFoundError",
     "ModelNotFoundError",
     "ConfigError",
     "UnsupportedModelError",

@@ -50,6 +50,16 @@ class LengthError(LimitError):
     """An input, or what is to come after it, is longer than the engine was built for."""
 
 
+class AdapterNotFoundError(InputError):
+    """A request names an adapter that is not loaded. `for_clients` of a server does not say how the engine's own user
+    loads one."""
+
+    def __init__(self, message: str):
+        """`message`: without a full stop."""
+        self.for_clients = f"{message}."
+        super().__init__(f"{message}; load one with --lora NAME=FOLDER.")
+
+
 class ModelNotFoundError(VlmError):
     """`--model` names nothing that is packaged, on disk or on the Hub."""
 

@@ -65,7 +65,8 @@ def test_several_texts_and_several_beams_are_lists(served):
 
 
 def test_options_stand_beside_the_text_or_among_the_parameters(served):
-    for options in ({"max_output_len": 3}, {"max_tokens": 3}, {"parameters": {"max_tokens": 3, "stream": False}}):
+    beside = [{name: 3} for name in ("max_output_len", "max_tokens", "request_output_len")]
+    for options in (*beside, {"parameters": {"max_tokens": 3, "stream": False}}):
         assert generate(served, "mini-t5", text_input=TEXT, **options)["sequence_length"] == 3
     ids = alone("mini-t5").request(TEXT).encoder_input_ids
     assert generate(served, "mini-t5", input_ids=list(ids), max_output_len=3)["sequence_length"] == 3
@@ -106,7 +107,9 @@ def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monke
         ({"text_input": TEXT, "stream": 1}, 400, "stream must be"),
         ({"text_input": TEXT, "details": True}, 400, "is_return_log_probs"),
         ({"text_input": TEXT, "stop": [1]}, 400, "stop must be"),
-        ({"text_input": TEXT, "max_tokens": 3, "parameters": {"max_output_len": 3}}, 400, "given twice"),
+        ({"text_input": TEXT, "max_tokens": 3, "parameters": {"max_output_len": 3}}, 400, "say the same"),
+        ({"text_input": TEXT, "ia3_tasks": 0, "parameters": {"ia3_tasks": 0}}, 400, "ia3_tasks is given twice"),
+        ({"text_input": TEXT, "ia3_tasks": 0}, 400, "there is no adapter 0"),
         ({"text_input": TEXT, "max_tokens": "3"}, 400, "must be UINT32"),
         ({"text_input": TEXT, "max_tokens": -1}, 400, "must be UINT32"),
         ({"text_input": TEXT, "max_tokens": 10**9}, 400, "built for"),

@@ -198,6 +198,20 @@ def test_mistakes_get_one_sentence(client, arrays, words):
     assert caught.value.message().endswith(".")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(client, value):
+    rows, pixels = np.zeros((1, 3, 64), np.float16), np.zeros((1, 1, 3, 8, 8), np.float32)
+    rows[0, 1, 5] = pixels[0, 0, 2, 3, 4] = value
+    for model, name, array in (
+        ("mini-t5", "request_prompt_embedding", rows),
+        ("mini-llava", "request_prompt_embedding", rows.astype(np.float64)),
+        ("mini-llava", "pixel_values", pixels),
+    ):
+        with pytest.raises(InferenceServerException, match=f"input {name} holds NaN or infinity; give numbers") as told:
+            infer(client, model, {"input_ids": np.full((1, 4), 3, np.uint32), name: array})
+        assert told.value.status() == "400"
+
+
 def test_models_versions_and_outputs_that_are_not_there(client, t5):
     for ask in (
         lambda: client.get_model_metadata("gpt"),

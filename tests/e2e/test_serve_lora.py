@@ -72,9 +72,9 @@ def tensor(name: str, kind: str, rows: list) -> dict:
     return {"name": name, "datatype": kind, "shape": [len(rows), len(rows[0])], "data": rows}
 
 
-def answered(url: str, *tensors: dict) -> dict:
+def answered(url: str, *tensors: dict, **more: dict) -> dict:
     """What KServe's protocol answers: outputs by their names, or the error."""
-    body = httpx.post(f"{url}/v2/models/base/infer", json={"inputs": tensors}).json()
+    body = httpx.post(f"{url}/v2/models/base/infer", json={"inputs": tensors, **more}).json()
     return {each["name"]: each["data"] for each in body["outputs"]} if "outputs" in body else body
 
 
@@ -94,13 +94,22 @@ def test_rows_of_tensors_name_their_adapters_by_number(folders, tmp_path):
             assert found["output_ids"] == [i for row in want for i in row]
         found = answered(served.url, tensor("text_input", "BYTES", [[PROMPT]] * 3), lengths, tasks)
         assert found["text_output"] == texts
+        text_input = tensor("text_input", "BYTES", [[PROMPT]])
         for number, text in zip(numbers, texts, strict=True):
-            body = {"text_input": PROMPT, "max_tokens": 6, "parameters": {"lora_task_uids": number}}
-            assert httpx.post(f"{served.url}/v2/models/base/generate", json=body).json()["text_output"] == text
+            for name in ("lora_task_uids", "task_id", "ia3_tasks"):
+                for told in ({"parameters": {name: number}}, {name: number}):
+                    body = {"text_input": PROMPT, "request_output_len": 6, **told}
+                    assert httpx.post(f"{served.url}/v2/models/base/generate", json=body).json()["text_output"] == text
+                found = answered(served.url, text_input, parameters={name: number, "request_output_len": 6})
+                assert found["text_output"] == [text]
         twice = tensor("task_id", "INT32", [[0]] * 3)
         assert "ia3_tasks, task_id say the same" in answered(served.url, prompts, tasks, twice)["error"]
+        both = answered(served.url, text_input, tensor("task_id", "INT32", [[0]]), parameters={"ia3_tasks": 0})
+        assert "lora_task_uids is given as a tensor and as a parameter" in both["error"]
         wrong = tensor("task_id", "INT32", [[2]] * 3)
-        assert "there is no adapter 2: a, b is what is loaded" in answered(served.url, prompts, wrong)["error"]
+        error = answered(served.url, prompts, wrong)["error"]
+        assert error.startswith("there is no adapter 2: a, b is what is loaded; GET /v1/models lists the adapters")
+        assert "POST /v1/load_lora_adapter loads one where" in error and "--lora" not in error
 
 
 def test_a_repository_names_its_models_adapters(folders, tmp_path, monkeypatch):

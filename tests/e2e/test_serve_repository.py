@@ -213,7 +213,7 @@ def test_the_command_tells_of_broken_models_and_serves_the_others(exported, tmp_
         ([], "nothing to serve"),
         (["mini-t5", "--model-repository", models], "both a MODEL and in a model repository"),
         (["--model-repository", models, "--model-repository", models], "two model repositories hold"),
-        (["--model-repository", tmp_path / "none"], "none"),
+        (["--model-repository", tmp_path / "none"], "none does not exist; give a folder of models"),
         (["--model-repository", "nosuch://x"], "nosuch"),
         (["--model-repository", models / "empty"], "could be loaded"),
     ):

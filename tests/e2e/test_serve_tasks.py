@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API that name a task, of the model's own or one that it has tuned prompts for."""
+"""Requests of OpenAI's and KServe's APIs that name a task, of the model's own or one that it has tuned prompts for."""
 
 from __future__ import annotations
 
@@ -55,6 +55,37 @@ def test_completions_and_conversations_name_tasks(table, tmp_path):
         for task, says in (("mnli", "there is no task 'mnli'"), (2, "there is no task 2"), ([0], "task")):
             with pytest.raises(openai.BadRequestError, match=says):
                 client.completions.create(model="base", prompt=PROMPT, extra_body={"task": task})
+
+
+def test_kserves_requests_name_tuned_tasks_by_name_or_number(table, tmp_path):
+    saved("llama", tmp_path / "llama")
+    pipe = vlm.load(tmp_path / "llama", device="cpu", prompt_table=table, cache_dir=tmp_path / "cache")
+    want = {task: pipe.generate(prompt=PROMPT, task=task, max_new_tokens=6).text for task in (-1, 0, "1", 1)}
+    assert len(set(want.values())) == 3
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [PROMPT]}
+    length = {"max_output_len": 6}
+    with serving({"base": pipe}, grpc_port=0) as served:
+        post = lambda verb, body: httpx.post(f"{served.url}/v2/models/base/{verb}", json=body).json()  # noqa: E731
+        by_grpc = triton_grpc.InferenceServerClient(served.grpc_address)
+        prompt = made_of(triton_grpc, tensor("text_input", [[PROMPT]]))
+        for task, answer in want.items():
+            for told in ({"task": task}, {"parameters": {"task": task}}):
+                assert post("generate", {"text_input": PROMPT, **length, **told})["text_output"] == answer
+            found = by_grpc.infer("base", [prompt], parameters={"task": task, **length})
+            assert found.as_numpy("text_output")[0, 0].decode() == answer
+        batch = post("generate", {"text_input": [PROMPT] * 3, "task": [1, -1, 0], **length})["text_output"]
+        assert batch == [want[task] for task in (1, -1, 0)]
+        numbers = {"name": "task", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+        outputs = post("infer", {"inputs": [text, numbers], "parameters": length})["outputs"]
+        assert {each["name"]: each["data"] for each in outputs}["text_output"] == [want[1]]
+        for told, says in (
+            ({"task": 2}, "there is no task 2"), ({"task": 2**70}, "task"), ({"task": True}, "not BYTES"),
+            ({"task": [1, "1"]}, "task"), ({"task": 1, "prompt_learning_task_name_ids": 1}, "were sent together"),
+        ):  # fmt: skip
+            assert says in post("generate", {"text_input": PROMPT, **told})["error"]
+        for value in (True, 1.5, 2**70, [1]):
+            told = post("infer", {"inputs": [text], "parameters": {"task": value}})["error"]
+            assert "must be a text or a number" in told
 
 
 def test_embeddings_are_of_their_tasks(table, tmp_path, monkeypatch):

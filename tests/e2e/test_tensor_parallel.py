@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
+from tests import ft_kit, tiny
 from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
@@ -25,12 +25,16 @@ from tests.ranks import on_ranks
 from tests.server_kit import free_port, until
 from vlm.api.pipeline import Pipeline
 from vlm.backends.devices import of_rank
+from vlm.build.store import packaged_models
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import LaunchedRank, launched_rank
 from vlm.parallel.mapping import Mapping
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
 
 CPU = RuntimeConfig(device="cpu")
 ROOT = Path(__file__).parents[2]
@@ -173,6 +177,21 @@ def test_a_server_ends_with_its_ranks(t5, tmp_path):
         process.kill()
     sentence = (tmp_path / "said").read_text().splitlines()[-1]
     assert sentence.endswith("this one cannot go on; start all of them again; start the server again.")
+
+
+@pytest.mark.parametrize("kind", ["engine", pytest.param("folder", marks=pytest.mark.slow)])
+def test_a_repository_says_among_how_many_ranks(t5, tmp_path, kind, monkeypatch):
+    """FasterTransformer's tensor_para_size: of an engine its own, of another folder what it is built for."""
+    pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+    path = t5 if kind == "engine" else packaged_models()["mini-t5"]
+    config = ft_kit.t5(model_checkpoint_path=str(path), data_type="fp32", tensor_para_size="2")
+    models = str(ft_kit.repository(tmp_path / "models", t5=config))
+    repositories = Repositories([models], Loader(LoadOptions(runtime={"device": "cpu"})))
+    repositories.scan()
+    with contextlib.closing(repositories.load("t5")) as pipe:
+        assert pipe.engine.build.tp_size == 2 and len(pipe._others.processes) == 1
+        assert pipe.generate("translate English to German: The house is small.").text == "Das Haus ist klein."
 
 
 def ask(address: str) -> str:

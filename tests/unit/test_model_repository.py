@@ -94,8 +94,13 @@ def test_each_broken_model_is_one_sentence(tmp_path):
 
 
 def test_repositories_that_cannot_be_reached(tmp_path):
-    with pytest.raises(InputError, match="holds no files"):
+    with pytest.raises(InputError, match="holds no files; give a folder of models"):
         scan(str(tmp_path))
+    with pytest.raises(InputError, match=r"^the model repository \S+/gone does not exist; give a folder of models"):
+        scan(str(tmp_path / "gone"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"^the model repository \S+/file is no folder; give a folder of models"):
+        scan(str(tmp_path / "file"))
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "manifest.json").write_text("{")
     repositories = Repositories([str(tmp_path)], Loader(LoadOptions(runtime={"device": "cpu"})))

@@ -79,6 +79,9 @@ def test_engine_is_used_as_it_is(hf, tmp_path):
         resolve(engine.path, max_seq_len=9)
     with pytest.raises(EngineError, match=r"dtype float32, asked is dtype float16; .*--dtype float16"):
         resolve(engine.path, dtype="float16")
+    assert resolve(engine.path, tp_size=1, pp_size=1) == engine.path
+    with pytest.raises(EngineError, match=r"tp_size 1, asked is tp_size 2; rebuild it: .*--max-seq-len 8.*--tp-size 2"):
+        resolve(engine.path, tp_size=2)
 
 
 def test_packaged_name_comes_first(hf, monkeypatch, tmp_path):

@@ -8,8 +8,13 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from tests import ft_kit
+from tests import ft_kit, tiny
+from tests.engines import engine_dir
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
 from vlm.build.store import packaged_models
+from vlm.config import BuildConfig
 from vlm.errors import ConfigError, VlmWarning
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import pbtxt
@@ -29,7 +34,11 @@ def parameter(name: str, value: str) -> str:
 
 def test_published_configurations_are_read_as_they_are():
     t5 = read(ft_kit.t5(model_checkpoint_path="./all_models/t5/fastertransformer/1/1-gpu/"))
-    assert (t5.options.build, t5.options.runtime, t5.options.encoder_only) == ({"dtype": "float16"}, {}, False)
+    assert (t5.options.build, t5.options.runtime, t5.options.encoder_only) == (
+        {"dtype": "float16", "tp_size": 1, "pp_size": 1},
+        {},
+        False,
+    )
     assert t5.families == ("t5",) and t5.checkpoint == "./all_models/t5/fastertransformer/1/1-gpu/"
     assert t5.datatypes["output_ids"] == "INT32" and "max_batch_size is 1024" in t5.notes[0]
     encoder = read(ft_kit.t5_encoder())
@@ -47,6 +56,8 @@ HONOURED = {
     "adapters": (parameter("lora", "a=x, b=y/z"), {}, {"lora": ("a=x", "b=y/z")}),
     "a GPU": ("instance_group { kind: KIND_GPU gpus: 1 }", {}, {"device": "cuda:1"}),
     "the CPU": ("instance_group { kind: KIND_CPU }", {}, {"device": "cpu"}),
+    "ranks": (parameter("tensor_para_size", "4"), {"tp_size": 4}, {}),
+    "stages": (parameter("pipeline_para_size", " 2 ") + parameter("tensor_para_size", ""), {"pp_size": 2}, {}),
     "neutral": (parameter("int8_mode", "0") + parameter("is_fuse_QKV", "1"), {}, {}),
 }
 
@@ -58,8 +69,8 @@ def test_what_is_honoured(text, build, runtime):
 
 
 REFUSED = {
-    "tensor_para_size": (parameter("tensor_para_size", "4"), "tensor_para_size is '4'; a model runs on one GPU"),
-    "pipeline_para_size": (parameter("pipeline_para_size", "2"), "pipeline_para_size is '2'"),
+    "tensor_para_size": (parameter("tensor_para_size", "0"), "tensor_para_size is '0'; it must be a number of ranks"),
+    "pipeline_para_size": (parameter("pipeline_para_size", "two"), "pipeline_para_size is 'two'; it must be a number"),
     "data_type": (parameter("data_type", "fp8"), "data_type is 'fp8'; allowed are fp32, fp16, bf16"),
     "model_type": (parameter("model_type", "GPT-J"), "model_type is 'GPT-J'; allowed are T5, T5-Encoder, GPT"),
     "int8_mode": (parameter("int8_mode", "1"), "int8_mode is '1'; write 0"),
@@ -86,8 +97,8 @@ def test_what_is_refused_by_name(text, says):
 
 
 def test_all_reasons_are_told_at_once():
-    with pytest.raises(ConfigError, match=r"^m/config\.pbtxt: sequence_batching.*tensor_para_size.*int8_mode.*\.$"):
-        read(f"sequence_batching {{ }} {parameter('tensor_para_size', '2')} {parameter('int8_mode', '2')}")
+    with pytest.raises(ConfigError, match=r"^m/config\.pbtxt: sequence_batching.*int8_mode.*tensor_para_size.*\.$"):
+        read(f"sequence_batching {{ }} {parameter('tensor_para_size', '-2')} {parameter('int8_mode', '2')}")
 
 
 NOTED = {
@@ -169,3 +180,36 @@ def test_the_model_is_what_model_type_says(tmp_path):
     models = ft_kit.repository(tmp_path, wrong=ft_kit.gpt(model_checkpoint_path=path, data_type="fp32"))
     with pytest.raises(ConfigError, match=r"model_type is GPT, which stands for gpt2, opt, .* family t5;"):
         repositories(models).load("wrong")
+
+
+def ranks(tp: str, pp: str, path) -> str:
+    """T5's configuration of a model that lies elsewhere, for so many ranks."""
+    sizes = {"tensor_para_size": tp, "pipeline_para_size": pp}
+    return ft_kit.t5(model_checkpoint_path=str(path), data_type="fp32", **sizes)
+
+
+def test_an_engine_for_other_ranks_is_refused_with_its_sizes(tmp_path):
+    checkpoint = Checkpoint.open(engine_dir(tiny.t5(), tmp_path).path.parent / "checkpoint")
+    path = build_engine(checkpoint, tmp_path / "split", BuildConfig(tp_size=4, encoder_tp_size=2)).path
+    sizes = {"one": ("1", "1"), "both": ("2", "3"), "stages": ("4", "2"), "stages_alone": ("", "3")}
+    models = ft_kit.repository(tmp_path / "models", **{name: ranks(*each, path) for name, each in sizes.items()})
+    for name, (tp, pp) in sizes.items():
+        with pytest.raises(ConfigError) as told:
+            repositories(models).load(name)
+        told_of = {f"tensor_para_size is {tp}": tp in ("1", "2"), f"pipeline_para_size is {pp}": pp != "1"}
+        said = ", ".join(words for words, differs in told_of.items() if differs)
+        has, rebuild = "was built for tp_size 4, pp_size 1", f"rebuild it: vlm build MODEL -o {path} "
+        sentence, _, options = str(told.value).partition(rebuild)
+        assert sentence.endswith(f"{name}/config.pbtxt: {said}, and the engine {path} {has}; write these sizes, or ")
+        assert (f"--tp-size {tp or 4}" in options, f"--pp-size {pp}" in options) == (tp != "1", pp != "1")
+        assert ("--encoder-tp-size 2" in options) == (tp != "1")  # which does not divide 1
+
+
+def test_a_folder_is_built_for_the_ranks_that_are_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+    tiny.t5().save_pretrained(tmp_path / "hf")
+    found = scan(str(ft_kit.repository(tmp_path / "models", t5=ranks("2", "", tmp_path / "hf"))))["t5"]
+    assert isinstance(found, Entry)
+    found.config.check_ranks(found.fetched(), found.where)
+    engine = EngineDir.open(found.local_options().resolve(found.fetched(), "cpu"))
+    assert (engine.build.tp_size, engine.build.pp_size) == (2, 1)

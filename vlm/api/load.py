@@ -24,6 +24,8 @@ def load(
     max_seq_len: int | None = None,
     max_encoder_input_len: int | None = None,
     backend: str | None = None,
+    tp_size: int | None = None,
+    pp_size: int | None = None,
     encoder_only: bool = False,
     cache_dir: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
@@ -37,10 +39,11 @@ def load(
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
-    vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
-    the disk: `encode` is all that there is then. `lora`: folders of adapters by the names that requests have for them.
-    `prompt_table`: tuned prompts whose tasks requests may name. They, `max_loras`, `max_lora_rank`, `device` and
-    `max_batch_size` override those of `runtime`; None leaves them.
+    vlm.backends.selection.pick takes; None: an engine's own, else torch. `tp_size`, `pp_size`: the ranks that a build
+    has; None: an engine's own, else 1. `encoder_only` leaves the decoder's weights on the disk: `encode` is all that
+    there is then. `lora`: folders of adapters by the names that requests have for them. `prompt_table`: tuned prompts
+    whose tasks requests may name. They, `max_loras`, `max_lora_rank`, `device` and `max_batch_size` override those of
+    `runtime`; None leaves them.
     Raises a VlmError with one sentence.
     """
     if bad := [name for name in lora or () if "=" in name]:
@@ -51,6 +54,7 @@ def load(
     runtime = _overridden(runtime or RuntimeConfig(), max_loras=max_loras, max_lora_rank=max_lora_rank, **own)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
+    options |= {"tp_size": tp_size, "pp_size": pp_size}
     path = resolve(model, on=first_device(runtime).type, progress=progress, **options, **limits)
     engine = EngineDir.open(path).limited(**limits)
     return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ def resolve(
     max_seq_len: int | None = None,
     max_encoder_input_len: int | None = None,
     backend: str | None = None,
+    tp_size: int | None = None,
+    pp_size: int | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -85,7 +87,7 @@ def resolve(
     auto = backend == "auto"
     limits = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
     overrides = limits | {"max_encoder_input_len": max_encoder_input_len, "dtype": dtype}
-    overrides |= {} if auto else {"backend": backend}
+    overrides |= {"tp_size": tp_size, "pp_size": pp_size} | ({} if auto else {"backend": backend})
     overrides = {name: value for name, value in overrides.items() if value is not None}
     runner = None if auto else backend_named(backend or BuildConfig.backend)  # refused before a download
     source = locate(model, progress=progress)
@@ -186,12 +188,20 @@ def _check_engine(engine: EngineDir, overrides: dict[str, Any]) -> None:
         return
     has = ", ".join(f"{name} {getattr(build, name)}" for name in (*short, *other))
     wants = ", ".join(f"{name} {value}" for name, value in (short | other).items())
-    target = () if "backend" in other else build.target
-    options = " ".join(dataclasses.replace(build, **overrides, target=target).options())
     error = LimitError if short else EngineError
     raise error(
-        f"the engine {path} was built for {has}, asked is {wants}; rebuild it: vlm build MODEL -o {path} {options}."
+        f"the engine {path} was built for {has}, asked is {wants}; rebuild it: {rebuild_command(engine, overrides)}."
     )
+
+
+def rebuild_command(engine: EngineDir, overrides: Mapping[str, Any]) -> str:
+    """Returns the command that builds an engine anew, with these fields of its BuildConfig changed."""
+    changed = {name for name, value in overrides.items() if value != getattr(engine.build, name)}
+    own: dict[str, Any] = {"target": ()} if "backend" in changed else {}
+    if overrides.get("tp_size", engine.build.tp_size) % (engine.build.encoder_tp_size or 1):
+        own["encoder_tp_size"] = None
+    build = dataclasses.replace(engine.build, **{**own, **overrides})
+    return f"vlm build MODEL -o {engine.path} {' '.join(build.options())}"
 
 
 def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | None, progress: Progress | None) -> Path:

@@ -10,12 +10,17 @@ from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from vlm.errors import EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
+from vlm.errors import AdapterNotFoundError, EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # what clients tell errors apart by; OpenAI's other errors have none
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _ERROR_CODES = {ModelNotFoundError: "model_not_found", LengthError: "context_length_exceeded"}
+# what a client can do, where the sentence for the command line says what its user can
+_ADVICE = {
+    AdapterNotFoundError: "GET /v1/models lists the adapters, and POST /v1/load_lora_adapter loads one where the server"
+    " was started with --model-control",
+}
 UNROUTED = (
     "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
     " base_url ends in /v1."
@@ -71,11 +76,16 @@ def sentence(error: Exception) -> str:
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
-        message = getattr(error, "for_clients", str(error))
-        text = message if isinstance(error, VlmError) else "the server failed; its log says where."
+        text = _for_clients(error) if isinstance(error, VlmError) else "the server failed; its log says where."
     if len(text) > MAX_CHARACTERS:  # it may quote what was sent
         text = f"{text[: MAX_CHARACTERS - 2]}…."
     return text.encode("utf-8", "replace").decode()
+
+
+def _for_clients(error: VlmError) -> str:
+    message = getattr(error, "for_clients", str(error))
+    advice = next((words for kind, words in _ADVICE.items() if isinstance(error, kind)), None)
+    return f"{message.removesuffix('.')}; {advice}." if advice else message
 
 
 def _first(error: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -26,12 +25,12 @@ from vlm_app.server.kserve.api import service_of
 from vlm_app.server.kserve.descriptions import specs
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
+from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.settings import SCALARS
-from vlm_app.server.tensors.specs import TensorSpec
+from vlm_app.server.tensors.specs import TASK_NAME, TensorSpec
 from vlm_app.server.tensors.wire import request_from
 
 router = APIRouter(prefix="/v2/models/{name}")
-ALIASES = {"max_tokens": "max_output_len", "top_k": "runtime_top_k", "top_p": "runtime_top_p"}
 DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
 
 
@@ -102,14 +101,7 @@ def _read(body: bytes) -> dict[str, Any]:
     inner = content.pop("parameters", None) or {} if isinstance(content, dict) else None
     if not isinstance(inner, dict):
         raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
-    names = [_own_name(name) for name in (*content, *inner)]
-    if twice := min((name for name, count in Counter(names).items() if count > 1), default=None):
-        raise InputError(f"{twice} is given twice; give it once.")
-    return {_own_name(name): value for name, value in (content | inner).items()}
-
-
-def _own_name(name: str) -> str:
-    return ALIASES.get(name, name)
+    return by_own_names([*content.items(), *inner.items()])
 
 
 def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:
@@ -122,7 +114,8 @@ def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:
         rest //= size if size > 0 else 1
     innermost = max(place for place, size in enumerate(shape) if size < 0)
     shape = [rest if place == innermost else abs(size) for place, size in enumerate(shape)]
-    return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": values}
+    numbered = spec.name == TASK_NAME.name and all(type(each) is int for each in values)
+    return {"name": spec.name, "datatype": "INT64" if numbered else spec.datatype, "shape": shape, "data": values}
 
 
 def _switch(fields: dict[str, Any], name: str) -> bool | None:

@@ -49,7 +49,7 @@ class ModelControl:
 
     async def refuse_adapters(self, http: Request) -> Response:
         """Raises Forbidden: adapters of one replica would be none of the others'."""
-        raise Forbidden("replicas have the adapters that they were started with; start the server with --lora.")
+        raise Forbidden("replicas have the adapters that they were started with; GET /v1/models lists them.")
 
     async def common_index(self, request: UpstreamRequest) -> Response:
         return await self._merged(request, merged_index)

@@ -5,6 +5,7 @@ https://github.com/triton-inference-server/fastertransformer_backend: src/libfas
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from vlm.errors import listed
@@ -15,14 +16,12 @@ FAMILIES = {"T5": ("t5",), "T5-Encoder": ("t5", "t5-encoder"), "GPT": ("gpt2", "
 ENCODER = "T5-Encoder"
 CHECKPOINT = "model_checkpoint_path"
 FOLDER = "1-gpu"  # in a version's folder, where neither a path nor a file's name is given
-NAMES = ("model_type", "data_type", CHECKPOINT)  # that say what is loaded, and how
+SIZES = {"tensor_para_size": "tp_size", "pipeline_para_size": "pp_size"}  # of ranks -> as a build has them
+NAMES = ("model_type", "data_type", CHECKPOINT, *SIZES)  # that say what is loaded, and how
 
-_ONE_GPU = "a model runs on one GPU here: write 1, and start a server for each GPU"
 # name -> (values that are taken, what else is to be done)
 NEUTRAL = {
-    "tensor_para_size": (("", "1"), _ONE_GPU),
-    "pipeline_para_size": (("", "1"), _ONE_GPU),
-    "enable_custom_all_reduce": (("", "0", "1"), "write 0; one GPU reduces nothing"),
+    "enable_custom_all_reduce": (("", "0", "1"), "write 0; ranks choose themselves how they add up"),
     "int8_mode": (("", "0"), "write 0; vlm build --backend onnxruntime --quantization int8 makes weights of 8 bits"),
     "is_sparse": (("", "0"), "write 0; sparse weights are not read"),
     "is_remove_padding": (("", "0", "1"), "write 1; padding is never computed"),
@@ -40,7 +39,15 @@ def errors(parameters: Mapping[str, str]) -> list[str]:
     for name, values in (("data_type", DTYPES), ("model_type", FAMILIES)):
         if parameters.get(name) and parameters[name] not in values:
             reasons.append(f"{name} is {parameters[name]!r}; allowed are {listed(values)}")
+    for name in SIZES:
+        if (word := parameters.get(name, "").strip()) and not re.fullmatch(r"[1-9][0-9]{0,3}", word):
+            reasons.append(f"{name} is {word[:20]!r}; it must be a number of ranks, from 1 on")
     return reasons
+
+
+def ranks(parameters: Mapping[str, str]) -> dict[str, int]:
+    """Returns among how many ranks the model is split, as a build has it, as far as it is said."""
+    return {field: int(parameters[name]) for name, field in SIZES.items() if parameters.get(name, "").strip()}
 
 
 def families_of(parameters: Mapping[str, str], backend: str) -> tuple[str, ...]:

@@ -30,6 +30,9 @@ class Tree:
     def from_url(cls, url: str) -> Tree:
         """Lists what lies at a URL. Raises InputError where it cannot be reached or holds nothing."""
         root = location(url)
+        if not is_remote(root) and not root.is_dir():
+            what = "is no folder" if root.exists() else "does not exist"
+            raise InputError(f"the model repository {url} {what}; give a folder of models: NAME/VERSION/….")
         with reaching(root):
             stamps = dict(_remote(root) if is_remote(root) else _local(root))
         if not stamps:

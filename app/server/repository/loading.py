@@ -60,7 +60,9 @@ class Loader:
         for note in entry.config.notes:
             warnings.warn(note, VlmWarning, stacklevel=2)
         options = self._without_device(entry.local_options(self._progress), entry.where)
-        pipeline = self.model(entry.fetched(self._progress), options)
+        path = entry.fetched(self._progress)
+        entry.config.check_ranks(path, entry.where)
+        pipeline = self.model(path, options)
         self._unfinished = True
         entry.config.check_family(pipeline.family.name, entry.where)
         self._unfinished = False

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.build.store import rebuild_command
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, listed
 from vlm_app.core.load_options import LoadOptions
@@ -70,12 +72,31 @@ class ServedConfig:
                 f" family {name}; mend it, or leave backend and model_type out."
             )
 
+    def check_ranks(self, path: Path, where: object) -> None:
+        """Raises ConfigError where the engine at `path` was built for other numbers of ranks than are said."""
+        if not is_engine(path):
+            return
+        sizes, fields = self.options.build, fastertransformer.SIZES
+        engine = EngineDir.without_weights(path)
+        own = {field: getattr(engine.build, field) for field in fields.values()}
+        other = {name: sizes[field] for name, field in fields.items() if sizes.get(field, own[field]) != own[field]}
+        if not other:
+            return
+        said = ", ".join(f"{name} is {size}" for name, size in other.items())
+        has = ", ".join(f"{field} {size}" for field, size in own.items())
+        asked = {fields[name]: size for name, size in other.items()}
+        raise ConfigError(
+            f"{where}: {said}, and the engine {path} was built for {has}; write these sizes, or rebuild it:"
+            f" {rebuild_command(engine, asked)}."
+        )
+
 
 def _options(config: Any, words: Mapping[str, str]) -> LoadOptions:
     own = options_from_words({name: word for name, word in words.items() if name in PARAMETERS})
     build: dict[str, Any] = {"max_batch_size": _batch_size(config)} if _batch_size(config) else {}
     if dtype := words.get("data_type"):
         build["dtype"] = fastertransformer.DTYPES[dtype]
+    build |= fastertransformer.ranks(words)
     device = config_fields.device(config)
     encoder_only = words.get("model_type") == fastertransformer.ENCODER
     return own.overridden_by(LoadOptions(build, {"device": device} if device else {}, encoder_only))

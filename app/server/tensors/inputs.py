@@ -66,14 +66,15 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-        own = _unpadded(images.astype(np.float32), row.get("image_sizes"))
+        own = _unpadded(_finite("pixel_values", images), row.get("image_sizes"))
         source = processor.with_pixels(source, [[ImagePixels.of(image) for image in own]])
     if "input_ids" in row:
         ids = without_padding(row, "input_ids", "sequence_length")
         first, task = processor.vocab_size, _task(row)
         if (table := row.get("request_prompt_embedding")) is not None:
             table = table[: int(row.get("request_prompt_lengths", len(table)))]
-            source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
+            source["prompt_table"] = _finite("request_prompt_embedding", table)
+            ids = [*range(first, first + len(table)), *ids]
         if task and (tuned := processor.request_builder.tuned_prompt(task["task"])) is not None:
             rows = range(first, first + len(tuned.rows))
             # ids of rows among the others say where these stand
@@ -83,6 +84,15 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     if "decoder_input_ids" in row and processor.config.cross_attention:
         source["decoder_prompt_token_ids"] = without_padding(row, "decoder_input_ids", "decoder_input_lengths")
     return GenerationInput({**source, **_start(processor, row), **adapter_of(row)}, [], _sampling(row))
+
+
+def _finite(name: str, array: np.ndarray) -> np.ndarray:
+    """Returns values as float32. Raises InputError for NaN and infinity, of which a network makes nothing but more."""
+    with np.errstate(over="ignore"):  # what is too large for float32 is infinite then
+        values = array.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise InputError(f"input {name} holds NaN or infinity; give numbers that are finite.")
+    return values
 
 
 def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:
@@ -114,7 +124,8 @@ def _task(row: Row) -> dict[str, Any]:
     if {"task", "prompt_learning_task_name_ids"} <= row.keys():
         raise InputError("task and prompt_learning_task_name_ids were sent together; send one of them.")
     if "task" in row:
-        return {"task": row["task"].decode("utf-8", "replace")}
+        task = row["task"]
+        return {"task": task.decode("utf-8", "replace") if isinstance(task, bytes) else int(task)}
     number = row.get("prompt_learning_task_name_ids")
     return {} if number is None else {"task": int(number)}
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vlm.processing.processor import Processor
+from vlm_app.server.tensors.aliases import ALIASES
 from vlm_app.server.tensors.settings import ADAPTER, SCALARS
-from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
+from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 from vlm_app.server.tensors.wire import DTYPES
 
 HIDDEN = ("output_hidden_states", "output_hidden_state")  # T5-Encoder's guide, its code and config.pbtxt
@@ -26,7 +27,7 @@ FOLLOW_IDS = ("output_ids", "sequence_length", INPUT_LENGTHS)
 _ENCODER_OPTIONS = (TensorSpec("is_return_attentions", "BOOL", (1,)), TensorSpec(ADAPTER, SCALARS[ADAPTER], (1,)))
 ENCODER_IN = (*(spec for spec in IDS_IN if spec.name in ("input_ids", "sequence_length")), *_ENCODER_OPTIONS)
 ENCODER_TEXT_IN = (*(spec for spec in TEXT_IN if spec.name == "text_input"), *_ENCODER_OPTIONS)
-KNOWN_INPUTS = {spec.name for spec in (*IDS_IN, *TEXT_IN, *ENCODER_IN)} | SAME.keys()
+KNOWN_INPUTS = {spec.name for spec in (*IDS_IN, *TEXT_IN, *ENCODER_IN)} | ALIASES.keys()
 KNOWN_OUTPUTS = {*TYPES, *HIDDEN, ATTENTIONS}
 
 Tensors = dict[str, np.ndarray]

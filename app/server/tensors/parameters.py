@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, listed
+from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.settings import SCALARS
-from vlm_app.server.tensors.specs import WORDS_IN
+from vlm_app.server.tensors.specs import TASK_NAME, WORDS_IN
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
@@ -34,6 +35,7 @@ class Parameters:
 
 def check(parameters: dict[str, Any]) -> Parameters:
     """Raises InputError for a parameter that is unknown, or that asks for what is not done here."""
+    parameters = by_own_names(parameters.items())
     unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS, *WORDS_IN)]
     if unknown:
         allowed = listed((*ALLOWED, *SCALARS, *WORDS_IN), 40)
@@ -72,6 +74,7 @@ def with_options(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict
 
     Raises InputError for an option that is given twice or whose value is none of its kind.
     """
+    inputs = by_own_names(inputs.items())
     if twice := sorted(options.keys() & inputs.keys()):
         raise InputError(f"{listed(twice)} is given as a tensor and as a parameter; give it once.")
     batch = max((len(array) for array in inputs.values() if array.ndim), default=0)
@@ -109,6 +112,8 @@ def _check_tensor(where: str, entry: dict[str, Any], names: tuple[str, ...]) -> 
 
 
 def _filled(name: str, value: Any, batch: int) -> np.ndarray:
+    if name == TASK_NAME.name and type(value) is int and abs(value) < 2**63:
+        return np.full((batch, 1), value, np.int64)
     if name in WORDS_IN:
         return np.full((batch, 1), _text_of(name, value), object)
     kind = SCALARS[name]
@@ -124,7 +129,8 @@ def _filled(name: str, value: Any, batch: int) -> np.ndarray:
 
 def _text_of(name: str, value: Any) -> bytes:
     if not isinstance(value, str):
-        raise InputError(f"the parameter {name} is {_short(value)}; it must be a text.")
+        kinds = "a text or a number" if name == TASK_NAME.name else "a text"
+        raise InputError(f"the parameter {name} is {_short(value)}; it must be {kinds}.")
     return value.encode("utf-8", "replace")
 
 

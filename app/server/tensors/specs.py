@@ -9,7 +9,8 @@ import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
 from vlm.processing.processor import Processor
-from vlm_app.server.tensors.settings import ADAPTER, SCALARS
+from vlm_app.server.tensors.aliases import by_own_names
+from vlm_app.server.tensors.settings import SCALARS
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,12 @@ class TensorSpec:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
 
 
-# names of FasterTransformer's GPT, and of other kinds of tasks -> T5's and ours
-SAME = {
-    "input_lengths": "sequence_length",
-    "request_output_len": "max_output_len",
-    "task_id": ADAPTER,
-    "ia3_tasks": ADAPTER,
-}
-
 _OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, datatype in SCALARS.items())
 _WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
-TASK = (TensorSpec("prompt_learning_task_name_ids", "UINT32", (1,)), TensorSpec("task", "BYTES", (1,)))
+TASK_NAME = TensorSpec("task", "BYTES", (1,))  # or a number, as `prompt_learning_task_name_ids`
+TASK = (TensorSpec("prompt_learning_task_name_ids", "UINT32", (1,)), TASK_NAME)
 QUESTION = TensorSpec("question", "BYTES", (1,))
-WORDS_IN = ("task", QUESTION.name)  # of an input, beside its text or image
+WORDS_IN = (TASK_NAME.name, QUESTION.name)  # of an input, beside its text or image
 IDS_IN = (
     TensorSpec("input_ids", "UINT32", (-1,), optional=False),
     TensorSpec("sequence_length", "UINT32", (1,)),
@@ -71,7 +65,7 @@ def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSp
     if processor.request_builder.prompt_tables is None:
         left_out |= {spec.name for spec in TASK}
     if processor.tasks is not None and by is TEXT_IN:  # beside ids, what a task stands for is in them
-        left_out.discard("task")
+        left_out.discard(TASK_NAME.name)
     if not processor.takes_question:
         left_out.add(QUESTION.name)
     if processor.vision is not None and processor.vision.fixed_size:
@@ -91,9 +85,9 @@ def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[Tens
 
 
 def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
-    """Returns (size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
+    """Returns (size of the batch, the tensors by the specs' names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
-    tensors = _own_names(inputs)
+    tensors = by_own_names(inputs.items())
     if unknown := [name for name in tensors if name not in by_name]:
         raise InputError(f"{listed(unknown)} is no input here; inputs are {listed(by_name, 40)}.")
     sizes = {array.shape[0] if array.ndim else 0 for array in tensors.values()}
@@ -105,15 +99,6 @@ def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) 
     return size, {
         n: _fitted(array, by_name[n], size) for n, array in tensors.items() if not _is_absent(array, by_name[n])
     }
-
-
-def _own_names(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors under T5's names. InputError for two of one name."""
-    tensors = {SAME.get(name, name): array for name, array in inputs.items()}
-    if len(tensors) < len(inputs):
-        twice = [name for name in inputs if len([n for n in inputs if SAME.get(n, n) == SAME.get(name, name)]) > 1]
-        raise InputError(f"{listed(twice)} say the same; give one of them.")
-    return tensors
 
 
 def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
@@ -130,7 +115,7 @@ def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
 def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
     """Returns any width of the spec's kind of number; scalars as [batch] or [batch, 1]."""
     pixels = spec.name == "image" and array.dtype == np.uint8
-    kinds = {"B": "O", "F": "f", "U": "iu", "I": "iu"}[spec.datatype[0]]
+    kinds = {"B": "O", "F": "f", "U": "iu", "I": "iu"}[spec.datatype[0]] + ("iu" if spec.name == TASK_NAME.name else "")
     if array.dtype.kind not in ("b" if spec.datatype == "BOOL" else kinds) and not pixels:
         raise InputError(f"input {spec.name} has numbers of another kind; give {spec.datatype}.")
     if spec.shape == (1,):

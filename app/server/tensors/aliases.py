@@ -1,0 +1,41 @@
+"""Other names of the protocol's tensors and parameters: each is taken wherever the name that it stands for is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from vlm.errors import InputError
+from vlm_app.server.tensors.settings import ADAPTER
+
+Value = TypeVar("Value")
+
+ALIASES = {
+    # of FasterTransformer's GPT, and of other kinds of tasks
+    "input_lengths": "sequence_length",
+    "request_output_len": "max_output_len",
+    "task_id": ADAPTER,
+    "ia3_tasks": ADAPTER,
+    # of KServe's own generate routes
+    "max_tokens": "max_output_len",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+}
+
+
+def by_own_names(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Returns the values by the names that aliases stand for. Raises InputError for two of one name."""
+    sent: dict[str, str] = {}
+    named: dict[str, Value] = {}
+    for name, value in values:
+        own = ALIASES.get(name, name)
+        if own in sent:
+            raise InputError(_twice(sent[own], name))
+        sent[own], named[own] = name, value
+    return named
+
+
+def _twice(first: str, second: str) -> str:
+    if first == second:
+        return f"{first} is given twice; give it once."
+    return f"{first}, {second} say the same; give one of them."
