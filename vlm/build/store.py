@@ -35,20 +35,7 @@ from vlm.registry.catalogs import check_files, check_model, families, tokenizer_
 Progress = Callable[[str, int, int], None]  # description, done, total
 
 LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
-FILE_ENDINGS = (
-    ".nemo",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".bin",
-    ".safetensors",
-    ".gguf",
-    ".onnx",
-    ".tar",
-    ".gz",
-    ".tgz",
-    ".zip",
-)
+FILE_ENDINGS = tuple(".nemo .pt .pth .ckpt .bin .safetensors .gguf .onnx .tar .gz .tgz .zip".split())
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 
 
@@ -96,9 +83,9 @@ def resolve(
         rank_among(engine.build.num_ranks, source.path)
         _check_engine(engine, overrides)
         return source.path
-    rank_among(1, source.name)  # refused before a build
     runner = runner or backend_named(pick(on, dtype, vision_of(source.path, source.kind)).name)
     build = BuildConfig(**{"dtype": runner.default_dtype(on), **overrides, "backend": runner.name})
+    rank_among(build.num_ranks, source.name)  # refused before a build
     build = checked_backend(build).for_this_machine(build)
     return _cached_engine(source, build, cache_dir, progress)
 
