@@ -28,6 +28,15 @@ def hang(seconds: float = 1e6) -> None:
     ctypes.PyDLL(None).usleep(int(min(seconds, 2000) * 1e6))
 
 
+def hang_once(marker: str) -> str:
+    """Hangs, the first time; says so the second."""
+    if os.path.exists(marker):
+        return "again"
+    open(marker, "w").close()
+    hang()
+    return "never"
+
+
 def eat(megabytes: int) -> int:
     return len(bytearray(megabytes * 2**20))
 

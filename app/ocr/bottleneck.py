@@ -34,10 +34,10 @@ class Bottleneck:
 
 
 def bottleneck(span: Interval) -> Bottleneck | None:
-    """Returns what bounded a job in a span of its time; None where that is not known."""
+    """Returns what bounded a job in a span of its time; None where that is not known, or no page was due."""
     measures, queues = span.measures, span.measures.queues
     share = measures.device_share(span.seconds)
-    if share is None or queues is None:
+    if share is None or queues is None or not (span.pages or share or queues.pages):
         return None
     if _is_starved(queues, WAITING * measures.engines):
         return _starved(measures, queues, share)

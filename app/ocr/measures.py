@@ -22,6 +22,11 @@ class Queues:
         values = asdict(other)
         return Queues(**{name: value + values[name] for name, value in asdict(self).items()})
 
+    @property
+    def pages(self) -> float:
+        """Returns how many pages are on their way."""
+        return self.preparing + self.ready + self.running
+
     def scaled(self, factor: float) -> Queues:
         return Queues(**{name: value * factor for name, value in asdict(self).items()})
 

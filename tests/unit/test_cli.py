@@ -17,6 +17,7 @@ from tests.cli_kit import ended
 from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.cli.artifacts import models
 from vlm_app.cli.main import main
 from vlm_app.cli.verbs import VERBS
 
@@ -337,4 +338,5 @@ def test_models(cli, monkeypatch, hf):
     assert found["families"][0]["architectures"] == ["toy-base"]
     assert found["packaged"][0]["name"] == "toy-model" and found["packaged"][0]["family"] == "toy"
     text = cli("models")[1]
-    assert "toy" in text and "toy-base" in text and "toy-model" in text
+    assert "toy" in text and "shapes: toy-base" in text and "toy-model" in text
+    assert "shapes" not in models._text({"families": [found["families"][0] | {"architectures": []}], "packaged": []})

@@ -23,6 +23,7 @@ from vlm.executor.torch_encoders import MAX_GRAPH_SHAPES, TorchEncoders
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
 from vlm.requests.image import Image
+from vlm.requests.pixels import ImagePixels
 from vlm.requests.prompt_table import content_keys
 from vlm_app.server.tensors.inputs import read_batch
 from vlm_app.server.tensors.specs import IDS_IN, specs_of
@@ -182,6 +183,16 @@ def test_tensors_of_several_sizes_are_padded_and_named(chat):
         assert torch.equal(torch.from_numpy(pixels.pixels), image)
     with pytest.raises(InputError, match="image_sizes"):
         read_batch(pipe.processor, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_pixel_values_are_finite(chat, page, value):
+    [image] = pictures((8, 8))
+    image[1, 2, 3] = value
+    for pipe, source in ((cpu(chat), {"prompt": "<image> w1"}), (cpu(page), {})):
+        for pixels in (image, ImagePixels.of(image.numpy())):  # as Python has it, and as servers
+            with pytest.raises(InputError, match=r"NaN or infinite; give numbers that are finite\.$"):
+                pipe.request({**source, "pixel_values": pixels})
 
 
 def test_a_key_covers_pixels_shape_and_grid():

@@ -225,6 +225,13 @@ def test_several_devices_and_none_that_is_known():
     assert bottleneck(Interval(1.0, 1.0, measures=Measures(device=None, engines=2, queues=None))) is None
 
 
+def test_where_no_page_is_due_nothing_binds():
+    idle = measured({"open": 0.1}, {"decode": 0.0}, **WORKERS)
+    assert bottleneck(Interval(1.0, 1.0, measures=idle)) is None
+    assert bottleneck(Interval(1.0, 1.0, pages=1, measures=idle)) is not None
+    assert reason(preparing=0.5, **WORKERS)[0] == "post-process"
+
+
 def test_the_live_line_and_the_totals_say_what_binds():
     summary = Summary(total=3, documents=1, pages=20, tokens=200, seconds=10.0)
     assert "binds" not in live(summary, 3) and not any("bounds" in line for line in totals(summary))

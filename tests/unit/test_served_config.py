@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -17,6 +18,7 @@ from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, VlmWarning
 from vlm_app.core.load_options import LoadOptions
+from vlm_app.server.core.errors import status_of
 from vlm_app.server.repository import pbtxt
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
@@ -155,6 +157,16 @@ def test_where_the_model_is_taken_from(tmp_path):
     assert isinstance(found["away"], Entry) and found["away"].fetched() == path and found["away"].version == "1"
     with pytest.raises(ConfigError, match=r"gone/config\.pbtxt: model_checkpoint_path is /nowhere/1-gpu, which is not"):
         repositories(tmp_path / "models").load("gone")
+
+
+def test_an_engine_that_is_damaged_is_a_mistake_of_who_names_it(tmp_path):
+    (tmp_path / "cut" / "1").mkdir(parents=True)
+    manifest = {"format_version": 1, "vlm_version": "0", "roles": {}}
+    (tmp_path / "cut" / "1" / "manifest.json").write_text(json.dumps(manifest))
+    found = repositories(tmp_path)
+    with pytest.raises(ConfigError, match=r"manifest\.json was edited or damaged after the build") as caught:
+        found.load("cut")
+    assert status_of(caught.value) == 400 and str(found.entries["cut"]) == str(caught.value)
 
 
 def test_what_is_refused_comes_before_what_is_missing(tmp_path):

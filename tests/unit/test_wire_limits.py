@@ -90,3 +90,12 @@ def test_batches_and_lists_of_words_have_a_size():
 def test_a_sentence_quotes_no_more_than_a_part_of_what_was_sent():
     said = errors.sentence(InputError(f"{'x' * 10**6} is unknown."))
     assert len(said) <= errors.MAX_CHARACTERS and said.endswith("x….")
+
+
+def test_pixels_in_place_of_files_are_a_picture_a_row():
+    pictures = np.zeros((2, 5, 4, 3), np.uint8)
+    assert check_tensors({"image": pictures}, TEXT_IN)[1]["image"] is pictures
+    for shape in ((1, 4), (4, 1), (2, 2), (2,), (2, 4, 3), (2, 1, 5, 4, 3)):
+        words = rf"UINT8 \[{shape[0]}, height, width, 3\], or their files as BYTES \[{shape[0]}, images\]\.$"
+        with pytest.raises(InputError, match=words):
+            check_tensors({"image": np.zeros(shape, np.uint8)}, TEXT_IN)

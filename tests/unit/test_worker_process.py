@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -25,6 +25,7 @@ from tests.worker_calls import (
     eat,
     fail_oddly,
     hang,
+    hang_once,
     page_faults,
     pid,
     prepare,
@@ -32,8 +33,10 @@ from tests.worker_calls import (
     refuse,
 )
 from vlm.errors import ImageError
+from vlm.processing.call_queue import CallQueue, Lane, lanes_of
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.result_buffer import SIZE, ResultBuffer
+from vlm.processing.worker_call import Call
 from vlm.processing.worker_process import Budget, WorkerFailure
 
 CALLS = "tests.worker_calls"
@@ -217,6 +220,62 @@ def test_who_waits_for_a_call_is_told_in_a_sentence(pool):
     ):
         with pytest.raises(ImageError, match=words):
             asyncio.run(pool.run("a.png", function, *arguments))
+
+
+# --- beside calls that take long ---
+async def _until(happens: Callable[[], bool]) -> None:
+    while not happens():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("lane", [Lane.DOCUMENTS, Lane.IMAGES])
+def test_calls_without_end_do_not_hold_up_others(lane):
+    async def others(pool: MediaPool) -> list[int]:
+        endless = [asyncio.create_task(pool.run("a.pdf", hang, lane=lane)) for _ in range(5)]
+        await _until(lambda: pool.state().busy == 2)
+        async with asyncio.timeout(120):  # a pool that has no worker for them fails here
+            answers = [await pool.run("a.png", double, number) for number in range(4)]
+        assert not any(task.done() for task in endless)
+        for task in endless:
+            task.cancel()
+        return answers
+
+    with closing(MediaPool(MediaConfig(2, budget=ENDLESS, quick_seconds=0.05, preload=CALLS))) as pool:
+        assert asyncio.run(others(pool)) == [0, 2, 4, 6]
+        assert pool.failures["postponed"] and not pool.failures["timeout"]
+
+
+def test_a_call_that_gave_way_runs_again(tmp_path):
+    begun = tmp_path / "begun"
+
+    async def in_turn(pool: MediaPool) -> list[object]:
+        slow = asyncio.create_task(pool.run("a.pdf", hang_once, str(begun), lane=Lane.DOCUMENTS))
+        await _until(begun.exists)
+        return [await pool.run("a.png", double, 4), await asyncio.wait_for(slow, 120)]
+
+    with closing(MediaPool(MediaConfig(1, budget=ENDLESS, quick_seconds=0.05, preload=CALLS))) as pool:
+        assert asyncio.run(in_turn(pool)) == [8, "again"]
+
+
+def test_a_call_that_nobody_waits_for_takes_its_time_and_its_budget_ends_it():
+    with closing(MediaPool(MediaConfig(1, budget=Budget(0.3, 256), quick_seconds=0.05, preload=CALLS))) as pool:
+        assert asyncio.run(pool.run("a.pdf", double, 3)) == 6
+        with pytest.raises(ImageError, match=r"longer than 0\.3 s"):
+            asyncio.run(pool.run("a.pdf", hang))
+        assert pool.failures == {"timeout": 1}
+
+
+def test_half_of_the_workers_prefer_images_and_take_nothing_that_was_postponed():
+    assert [Lane.POSTPONED in lanes_of(number, 3) for number in range(3)] == [False, False, True]
+    queue, calls = CallQueue(), {lane: Call(lambda worker: None) for lane in Lane}
+    for lane in (Lane.POSTPONED, Lane.DOCUMENTS, Lane.IMAGES):
+        queue.put(calls[lane], lane)
+    assert queue.take(lanes_of(0, 2)) is calls[Lane.IMAGES] and queue.has_any(lanes_of(0, 2))
+    assert queue.take(lanes_of(1, 2)) is calls[Lane.DOCUMENTS]
+    assert queue.has_any(lanes_of(1, 2)) and not queue.has_any(lanes_of(0, 2))
+    calls[Lane.POSTPONED].cancel()
+    assert not queue.has_any(lanes_of(1, 2))
+    assert queue.close() == [calls[Lane.POSTPONED]] and queue.take(tuple(Lane)) is None
 
 
 def test_without_processes_calls_run_in_threads():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,8 @@ class ImageInputs:
         return self._image(self.image_processor.read(self.image_processor.with_question(picture, question)))
 
     def _image(self, image: torch.Tensor | ImagePixels) -> Image:
-        """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
+        """Raises InputError for pixels [C, H, W] of a size that the model does not take, and for values that are not
+        finite."""
         pixels, vision = image.pixels if isinstance(image, ImagePixels) else image, self.vision
         shape = tuple(pixels.shape)
         if vision is None:
@@ -69,8 +71,17 @@ class ImageInputs:
         if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
             raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
         if isinstance(image, ImagePixels):
-            return Image.from_processor(image, vision)
-        return Image.from_pixels(image, vision)
+            return _finite(Image.from_processor(image, vision))
+        return _finite(Image.from_pixels(image, vision))
+
+
+def _finite(image: Image) -> Image:
+    """Returns the image. Raises InputError where one of its values is NaN or infinite, in one pass over them."""
+    if image.pixels.is_floating_point():  # not a picture's levels
+        least, most = (value.item() for value in image.pixels.aminmax())  # either is NaN where one value is
+        if not math.isfinite(least) or not math.isfinite(most):
+            raise InputError("pixel_values has values that are NaN or infinite; give numbers that are finite.")
+    return image
 
 
 def _each(pixels: Any) -> Iterable[Any]:

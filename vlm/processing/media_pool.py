@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vlm.errors import EngineError, ImageError
 from vlm.limits import MAX_PIXELS
 from vlm.options import option
+from vlm.processing.call_queue import CallQueue, Lane, lanes_of
 from vlm.processing.fork_server import Preparation
 from vlm.processing.worker_call import Call
-from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
+from vlm.processing.worker_process import POSTPONED, Budget, GiveWay, WorkerFailure, WorkerProcess
 
 CLOSE_SECONDS = 5.0  # for threads that wait for a process to start; they end with it
-LAST, FIRST = -2, -1  # before every call: a thread that takes it ends; it makes its worker ready again
 LOCAL_THREADS = 2
+QUICK_SECONDS = 3.0  # for a call while others wait; it is then put behind them
+LONGER = 4  # times as long, each time that it runs again
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class MediaConfig:
     max_images: int = 16  # of a request; pages of PDFs count
     max_pixels: int = MAX_PIXELS  # of an image
     budget: Budget = field(default_factory=Budget)  # of a call
+    quick_seconds: float = QUICK_SECONDS  # of it, until a call gives way to others that wait
     preload: str = "vlm.processing.preload"  # what processes import before they are ready
     exact_pixels: bool = option(
         False, "Pages are drawn at 200 dpi and JPEGs decoded whole, not at the size that the model keeps."
@@ -52,13 +54,14 @@ class PoolState:
 
 class MediaPool:
     """Processes that read media, one call each at a time; one that ends is started again at once, while the others go
-    on. Without processes, threads of this one."""
+    on. A call that takes long while others wait is stopped, and runs again behind them, on some of the processes alone.
+    Without processes, threads of this one."""
 
     def __init__(self, config: MediaConfig):
         self.config = config
-        self._waiting: queue.PriorityQueue[tuple[int, int, Call | None]] = queue.PriorityQueue()
-        self._count = itertools.count()
+        self._waiting = CallQueue()
         self._workers = [WorkerProcess(config.budget, config.preload) for _ in range(config.workers)]
+        self._lanes = {worker: lanes_of(number, config.workers) for number, worker in enumerate(self._workers)}
         self._local = None if config.workers else ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="media")
         self._threads: list[threading.Thread] = []
         self._preparations: tuple[Preparation, ...] = ()
@@ -78,31 +81,37 @@ class MediaPool:
             return
         self._preparations += (preparation,)
         for _ in self._threads:
-            self._waiting.put((FIRST, next(self._count), Call(lambda worker: None)))
+            self._waiting.put(Call(lambda worker: None), Lane.RENEWAL)
 
-    async def run(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a module's function there; `what` it reads is told in errors. Who stops waiting ends the call.
+    async def run(self, what: str, function: Callable[..., Any], *arguments: Any, lane: Lane = Lane.IMAGES) -> Any:
+        """Calls a module's function there; `what` it reads is told in errors. Who stops waiting ends the call. One that
+        has given way to others is called again from its beginning.
 
         Raises what the function raises, ImageError where it was over its budget, EngineError without a process.
         """
         if self._local is not None:
             return await asyncio.get_running_loop().run_in_executor(self._local, function, *arguments)
-        call = self.submit(lambda worker: worker.run(function, *arguments))
-        try:
-            return await asyncio.wrap_future(call)
-        except WorkerFailure as failure:
-            raise _told(failure.kind, what, self.config.budget) from None
-        finally:
-            call.kill()  # for nothing, if it has ended
+        budget, after = self.config.budget, self.config.quick_seconds
+        seconds = budget.seconds
+        while True:
+            call = self._turn(lane, seconds, after, function, arguments)
+            try:
+                return await asyncio.wrap_future(call)
+            except WorkerFailure as failure:
+                if failure.kind != POSTPONED:
+                    raise _told(failure.kind, what, budget) from None
+            finally:
+                call.kill()  # for nothing, if it has ended
+            # beyond that it had a worker that nobody else wanted
+            lane, seconds, after = Lane.POSTPONED, seconds - after, after * LONGER
 
-    def submit(self, function: Callable[[WorkerProcess], Any], order: int = 0) -> Call:
-        """Calls a function, in a thread, with a worker that is free; of those that wait the lowest `order` is first."""
+    def submit(self, function: Callable[[WorkerProcess], Any], order: int = 0, lane: Lane = Lane.IMAGES) -> Call:
+        """Calls a function, in a thread, with a worker that is free; of a lane's the lowest `order` is first."""
         call = Call(function)
-        if self._closed:
+        if not self._closed:
+            self.start()
+        if not self._waiting.put(call, lane, order):
             call.fail(WorkerFailure("stopped"))
-            return call
-        self.start()
-        self._waiting.put((order, next(self._count), call))
         return call
 
     def close(self) -> None:
@@ -110,9 +119,8 @@ class MediaPool:
         self._closed = True
         if self._local is not None:
             self._local.shutdown(wait=False, cancel_futures=True)
-        self._drop_waiting()
-        for _ in self._threads:
-            self._waiting.put((LAST, next(self._count), None))
+        for call in self._waiting.close():
+            call.fail(WorkerFailure("stopped"))
         until = time.monotonic() + CLOSE_SECONDS
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < until:
             for worker in self._workers:  # again: one may just have been started
@@ -140,20 +148,26 @@ class MediaPool:
         alive = sum(worker.is_ready for worker in self._workers)
         return PoolState(alive, len(busy), self.failures.total(), round(max(busy, default=0.0), 1))
 
+    def _turn(
+        self, lane: Lane, seconds: float, after: float, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Call:
+        """Submits a call that has so many seconds, and gives way `after` some of them to others that wait."""
+
+        def run(worker: WorkerProcess) -> Any:
+            give_way = GiveWay(after, partial(self._waiting.has_any, self._lanes[worker]))
+            return worker.run(function, *arguments, seconds=seconds, give_way=give_way)
+
+        return self.submit(run, lane=lane)
+
     def _serve(self, worker: WorkerProcess) -> None:
         while not self._closed:
             with contextlib.suppress(WorkerFailure):  # the next call is told of it, or has more luck
                 worker.start(self._preparations)
-            if (call := self._waiting.get()[2]) is None:
+            if (call := self._waiting.take(self._lanes[worker])) is None:
                 break
             call.run(worker)
             del call  # with what it holds: the next one may be long in coming
         worker.close()
-
-    def _drop_waiting(self) -> None:
-        while not self._waiting.empty():
-            if call := self._waiting.get()[2]:
-                call.fail(WorkerFailure("stopped"))
 
 
 def _told(kind: str, what: str, budget: Budget) -> ImageError | EngineError:

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import LimitError, VlmError
-from vlm.processing.documents import PdfDocument
+from vlm.processing.call_queue import Lane
+from vlm.processing.documents import PdfDocument, is_pdf
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Detail, Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
@@ -39,7 +40,8 @@ async def pixels(
     Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget that
     is spent.
     """
-    return await pool.run("the images", read_pixels, files, source, pool.config, question)
+    lane = Lane.DOCUMENTS if any(isinstance(each, bytes) and is_pdf(each) for each in files) else Lane.IMAGES
+    return await pool.run("the images", read_pixels, files, source, pool.config, question, lane=lane)
 
 
 # --- in the process ---
@@ -72,7 +74,7 @@ def _processed(source: ProcessorSource, question: str | None, page: Image.Image)
 
 
 def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:
-    pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and b"%PDF-" in file[:1024] else None
+    pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and is_pdf(file) else None
     if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
     if pdf is None:

@@ -29,6 +29,8 @@ from vlm.processing.heap import keep_freed_memory
 from vlm.processing.result_buffer import Message, ResultBuffer
 
 START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
+LOOK_SECONDS = 0.1  # between two looks for who waits
+POSTPONED = "postponed"
 READY, RESULT, ERROR, OUT_OF_MEMORY = "ready", "result", "error", "out of memory"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -47,8 +49,17 @@ class Budget:
             raise InputError(f"media_memory_mb is {self.memory_mb}; it must be at least 1.")
 
 
+@dataclass(frozen=True)
+class GiveWay:
+    """When a call is stopped for others: as soon as it `is_due`, once so many seconds have passed."""
+
+    after: float
+    is_due: Callable[[], bool]
+
+
 class WorkerFailure(Exception):
-    """A call has no result. `kind`: timeout, memory, crash, stopped (by `kill`), or start (there is no process)."""
+    """A call has no result. `kind`: timeout, memory, crash, stopped (by `kill`), postponed (it has given way to
+    others), or start (there is no process)."""
 
     def __init__(self, kind: str):
         super().__init__(kind)
@@ -82,15 +93,21 @@ class WorkerProcess:
             self._preparations = preparations
         self._connected()
 
-    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        seconds: float | None = None,
+        give_way: GiveWay | None = None,
+    ) -> Any:
         """Returns what a function of a module returns there, or raises what it raises, or WorkerFailure. `seconds`: for
-        this call, where that is less than the budget has."""
+        this call, where that is less than the budget has. `give_way`: when it is stopped before; None: never."""
         pipe, buffer = self._connected()
         self.busy_since = time.monotonic()
         try:
             with self._ended_by("crash"):
                 pipe.send((function, arguments))
-                kind, message = _answer(pipe, min(seconds or self.budget.seconds, self.budget.seconds))
+                kind, message = _answer(pipe, min(seconds or self.budget.seconds, self.budget.seconds), give_way)
                 value = buffer.read(message)
         finally:
             self.busy_since = None
@@ -160,9 +177,15 @@ class WorkerProcess:
             buffer.close()
 
 
-def _answer(pipe: Connection, seconds: float) -> tuple[str, Message]:
-    """Returns what the process says of a call. Raises WorkerFailure after so many seconds, EOFError at its end."""
-    if not pipe.poll(seconds):
+def _answer(pipe: Connection, seconds: float, give_way: GiveWay | None = None) -> tuple[str, Message]:
+    """Returns what the process says of a call. Raises WorkerFailure after so many seconds, or when the call is to give
+    way, EOFError at the process's end."""
+    until = time.monotonic() + seconds
+    if give_way is not None and give_way.after < seconds and not pipe.poll(give_way.after):
+        while not pipe.poll(LOOK_SECONDS) and time.monotonic() < until:
+            if give_way.is_due():
+                raise WorkerFailure(POSTPONED)
+    if not pipe.poll(max(0.0, until - time.monotonic())):
         raise WorkerFailure("timeout")
     kind, message = pipe.recv()
     if kind == OUT_OF_MEMORY:

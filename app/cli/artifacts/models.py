@@ -53,7 +53,8 @@ def _text(catalog: dict[str, Any]) -> str:
     lines = ["Families"]
     for family in catalog["families"]:
         lines.append(f"  {family['name']:<16} {family['summary']}")
-        lines.append(f"  {'':<16} takes {' and '.join(family['inputs'])}; shapes: {', '.join(family['architectures'])}")
+        shapes = f"; shapes: {', '.join(family['architectures'])}" if family["architectures"] else ""
+        lines.append(f"  {'':<16} takes {' and '.join(family['inputs'])}{shapes}")
     lines.append("Packaged models (vlm run --model NAME)")
     lines += [f"  {m['name']:<16} {m['family']}, {m['bytes'] / 1e6:.1f} MB" for m in catalog["packaged"]] or ["  none"]
     return "\n".join(lines)

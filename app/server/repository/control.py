@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlm.api.pipeline import Pipeline
-from vlm.errors import ConfigError, InputError, ModelNotFoundError, VlmError, listed
+from vlm.errors import ConfigError, EngineError, InputError, ModelNotFoundError, VlmError, listed
 from vlm_app.server.core.errors import Forbidden
 from vlm_app.server.repository.repository import Entry, scan
 from vlm_app.server.repository.service import Services
@@ -54,11 +54,15 @@ class Repositories:
         return entry
 
     def load(self, name: str) -> Pipeline:
-        """Raises a VlmError with one sentence, which is kept for the index."""
+        """Raises a VlmError with one sentence, which is kept for the index; ConfigError for files that are damaged:
+        who is told has not asked an engine that has broken."""
         entry = self.entry(name)
         try:
             self._check_adapters(entry)
             pipeline = self.loader.entry(entry)
+        except EngineError as error:
+            self.entries[name] = damaged = ConfigError(str(error))
+            raise damaged from None
         except VlmError as error:
             self.entries[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
             raise

@@ -66,14 +66,14 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-        own = _unpadded(_finite("pixel_values", images), row.get("image_sizes"))
+        own = _unpadded(_float32(images), row.get("image_sizes"))
         source = processor.with_pixels(source, [[ImagePixels.of(image) for image in own]])
     if "input_ids" in row:
         ids = without_padding(row, "input_ids", "sequence_length")
         first, task = processor.vocab_size, _task(row)
         if (table := row.get("request_prompt_embedding")) is not None:
             table = table[: int(row.get("request_prompt_lengths", len(table)))]
-            source["prompt_table"] = _finite("request_prompt_embedding", table)
+            source["prompt_table"] = _float32(table)
             ids = [*range(first, first + len(table)), *ids]
         if task and (tuned := processor.request_builder.tuned_prompt(task["task"])) is not None:
             rows = range(first, first + len(tuned.rows))
@@ -86,13 +86,10 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     return GenerationInput({**source, **_start(processor, row), **adapter_of(row)}, [], _sampling(row))
 
 
-def _finite(name: str, array: np.ndarray) -> np.ndarray:
-    """Returns values as float32. Raises InputError for NaN and infinity, of which a network makes nothing but more."""
-    with np.errstate(over="ignore"):  # what is too large for float32 is infinite then
-        values = array.astype(np.float32)
-    if not np.isfinite(values).all():
-        raise InputError(f"input {name} holds NaN or infinity; give numbers that are finite.")
-    return values
+def _float32(array: np.ndarray) -> np.ndarray:
+    """Returns values as float32; what is too large for it is infinite, and refused where inputs are read."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
 
 
 def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:

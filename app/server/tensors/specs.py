@@ -114,18 +114,29 @@ def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
 
 def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
     """Returns any width of the spec's kind of number; scalars as [batch] or [batch, 1]."""
-    pixels = spec.name == "image" and array.dtype == np.uint8
+    if spec.name == "image" and array.dtype == np.uint8:
+        return _pictures(array, batch)
     kinds = {"B": "O", "F": "f", "U": "iu", "I": "iu"}[spec.datatype[0]] + ("iu" if spec.name == TASK_NAME.name else "")
-    if array.dtype.kind not in ("b" if spec.datatype == "BOOL" else kinds) and not pixels:
+    if array.dtype.kind not in ("b" if spec.datatype == "BOOL" else kinds):
         raise InputError(f"input {spec.name} has numbers of another kind; give {spec.datatype}.")
     if spec.shape == (1,):
         if array.size != batch:
             raise InputError(f"input {spec.name} has shape {list(array.shape)}; give [{batch}, 1].")
         return array.reshape(batch)
     most = MAX_WIDTHS.get(spec.name)
-    if most and array.ndim > 1 and array.shape[-1] > most and not pixels:
+    if most and array.ndim > 1 and array.shape[-1] > most:
         raise LimitError(f"input {spec.name} has shape {list(array.shape)}; its last size may be {most:,} at most.")
     fits = array.ndim == 1 + len(spec.shape) and (spec.shape[0] != 2 or array.shape[1] == 2)
-    if not (fits or (pixels and array.ndim == 4)):
+    if not fits:
         raise InputError(f"input {spec.name} has shape {list(array.shape)}; give {[batch, *spec.shape]}.")
+    return array
+
+
+def _pictures(array: np.ndarray, batch: int) -> np.ndarray:
+    """Returns pixels in place of files, a picture a row: [batch, H, W, 3]."""
+    if array.ndim != 4:
+        raise InputError(
+            f"input image has shape {list(array.shape)} of UINT8; give pictures as UINT8 [{batch}, height, width, 3],"
+            f" or their files as BYTES [{batch}, images]."
+        )
     return array
