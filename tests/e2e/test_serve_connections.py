@@ -34,6 +34,10 @@ SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
 LIMIT = 2**20
 CHAT = {"model": "mini-t5", "messages": [{"role": "user", "content": "translate English to German: The old ship."}]}
 INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["summarize: A ship."]}]}
+UPLOADS = (
+    *(f"/v1/{route}" for route in ("chat/completions", "completions", "embeddings", "load_lora_adapter")),
+    *(f"/v2/{route}" for route in ("models/mini-t5/infer", "models/mini-t5/generate", "repository/index")),
+)
 START = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 JSON_TYPE = b"Content-Type: application/json\r\n"
 JSON = {"Content-Type": "application/json"}
@@ -136,6 +140,16 @@ def test_the_rest_of_a_refused_body_is_not_waited_for_long(hasty):
         with pytest.raises(ConnectionError):
             while True:
                 connection.sendall(b"x" * 2**16)
+
+
+@pytest.mark.parametrize("begun", [b"", b"{"], ids=["headers", "a byte"])
+def test_who_leaves_in_the_middle_of_a_body_leaves_no_line_in_the_log(served, caplog, begun):
+    head = b"Host: localhost\r\nContent-Length: 1000\r\n" + JSON_TYPE + b"\r\n"
+    for path in (*UPLOADS, "/v1/completions HTTP/1.1\r\nContent-Encoding: gzip\r\nX-Path:"):
+        with connected(served, b"POST %b HTTP/1.1\r\n%b" % (path.encode(), head) + begun):
+            pass
+        assert alive(served)  # who came later has been answered
+    assert not caplog.records
 
 
 def test_an_idle_connection_is_closed_without_a_word(hasty):

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from vlm.errors import EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
 
@@ -41,10 +42,6 @@ class RequestTimeout(VlmError):
     """A request has not ended within the time that it gave itself."""
 
 
-class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
-
-
 _STATUS = {
     ModelNotFoundError: 404,
     Busy: 429,
@@ -53,7 +50,7 @@ _STATUS = {
     RequestTimeout: 503,
     Unsupported: 501,
     OutOfMemoryError: 503,
-    ClientDisconnected: 499,
+    ClientDisconnect: 499,
 }
 
 
@@ -129,5 +126,5 @@ def install(app: Starlette) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return response(error, request.url.path)
 
-    for kind in (VlmError, HTTPException, RequestValidationError, ClientDisconnected, Exception):
+    for kind in (VlmError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, answer)
