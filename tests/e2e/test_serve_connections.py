@@ -20,14 +20,16 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
+from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from tests.replica_kit import fronted
-from tests.server_kit import Served, load, serving, until
+from tests.server_kit import Served, listening, load, serving, until
 from vlm.errors import InputError
 from vlm_app.core.listening import reserve_files
+from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.http.checks import hostname, is_loopback
-from vlm_app.server.http.connections import MAX_FRAMING, MAX_HEADER_BYTES
+from vlm_app.server.http.connections import AT_ONCE, MAX_FRAMING, MAX_HEADER_BYTES
 from vlm_app.server.http.content_coding import LEAST_BYTES
 
 SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
@@ -38,6 +40,7 @@ UPLOADS = (
     *(f"/v1/{route}" for route in ("chat/completions", "completions", "embeddings", "load_lora_adapter")),
     *(f"/v2/{route}" for route in ("models/mini-t5/infer", "models/mini-t5/generate", "repository/index")),
 )
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 START = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 JSON_TYPE = b"Content-Type: application/json\r\n"
 JSON = {"Content-Type": "application/json"}
@@ -188,6 +191,30 @@ def _gone(connection: socket.socket) -> bool:
     except ConnectionError:
         return True
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+def test_nothing_is_written_to_a_client_that_has_gone(caplog):
+    """Twenty pieces are sent while the loop has not heard yet that their reader has reset the connection."""
+    begun, reset, sent, told = threading.Event(), threading.Event(), threading.Event(), []
+
+    async def stream(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            begun.set()
+            reset.wait()
+            for _ in range(20):
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            told.append((await receive())["type"])
+            sent.set()
+
+    with listening(stream, ServerConfig()) as address, connected(Served(address, FastAPI()), HEALTH) as connection:
+        begun.wait()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        connection.close()
+        reset.set()
+        sent.wait()
+    assert told == ["http.disconnect"]
+    assert "socket.send() raised exception." not in caplog.messages
 
 
 # --- many of them ---

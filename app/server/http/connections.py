@@ -15,6 +15,7 @@ from typing import Any
 
 import h11
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm_app.server.core.config import ConnectionLimits
@@ -67,6 +68,7 @@ class Connection(H11Protocol):
     def __init__(self, limits: ConnectionLimits, **uvicorns: Any):
         super().__init__(**uvicorns)
         self.logger = LOGGER
+        self.app = self._until_gone(self.app)
         self._limits = limits
         self._line = b""  # how the request line of what is being read begins
         self._framing = 0  # bytes of the present body that are none of its own
@@ -114,6 +116,21 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._line, self._framing, self.since = self.conn.trailing_data[0][:64], 0, self.loop.time()
         super().on_response_complete()
+
+    # --- what goes out ---
+    def _until_gone(self, app: ASGIApp) -> ASGIApp:
+        """Returns the application as one that writes nothing to a client that has gone, which asyncio would log, and
+        that hears of it with what it writes next."""
+
+        async def served(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_unless_gone(message: Message) -> None:
+                if self.transport.is_closing():
+                    self._leave()
+                await send(message)
+
+            await app(scope, receive, send_unless_gone)
+
+        return served
 
     # --- the deadlines ---
     def tick(self, seconds: float) -> None:
