@@ -314,6 +314,17 @@ def test_bytes_of_two_meanings_get_one_answer(served, caplog, shape):
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 431), (1000, 431), (MAX_HEADER_BYTES - 1, 431)])
+def test_headers_have_one_limit_however_they_come(served, more, status):
+    start = HEALTH[:-2] + b"Connection: close\r\nX: "
+    head = start + b"x" * (MAX_HEADER_BYTES + more - len(start) - 4) + b"\r\n\r\n"
+    for before in (b"", HEALTH, START + JSON_TYPE + b"Content-Length: 2\r\n\r\n{}"):
+        with connected(served, before + head) as connection:
+            text = heard(connection)
+            assert answers(text)[-1] == status, before
+            assert status == 200 or "over 16,384 bytes" in sentence(text[text.rindex(b"HTTP/1.1") :])
+
+
 def test_chunks_of_a_byte_are_not_counted_one_by_one(served):
     with connected(served, START + JSON_TYPE + b"Transfer-Encoding: chunked\r\n\r\n") as connection:
         with contextlib.suppress(ConnectionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import struct
 import sys
@@ -22,6 +23,7 @@ from vlm_app.server.core.config import ConnectionLimits
 from vlm_app.server.core.errors import response
 
 MAX_HEADER_BYTES = 16 * 2**10  # of the request line and all headers; a name or a value has no limit of its own
+END_OF_HEAD = re.compile(rb"\n\r?\n")  # as h11 has it
 MIN_RATE = 64 * 2**10  # bytes a second, once the time that a transfer has anyway is over
 MAX_FRAMING = 64 * 2**10  # bytes of a chunked body that are none of its own, before they are compared with these
 AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: for no second
@@ -92,8 +94,8 @@ class Connection(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Passes it on in slices, for h11 looks at the length of headers only when they go on after what it was
-        given."""
+        """Passes it on in slices, for h11 looks at the length of a chunked body's lines only when they go on after
+        what it was given."""
         for begin in range(0, len(data), MAX_HEADER_BYTES):
             if not self.transport.is_closing():
                 self._receive(data[begin : begin + MAX_HEADER_BYTES])
@@ -112,6 +114,13 @@ class Connection(H11Protocol):
             self._framing += len(data) - body - body // 8
             if self._framing > MAX_FRAMING:
                 self.refuse(400, CHOPPED)
+
+    def handle_events(self) -> None:
+        """Lets h11 see a request whose head is short enough; it counts only those that have not come whole."""
+        if self.stage < Stage.BODY and _has_long_head(self.conn.trailing_data[0]):
+            self.refuse(431, TOO_LONG)
+        else:
+            super().handle_events()
 
     def on_response_complete(self) -> None:
         self._line, self._framing, self.since = self.conn.trailing_data[0][:64], 0, self.loop.time()
@@ -217,6 +226,11 @@ class Connection(H11Protocol):
 def timed_connections(connections: Iterable[object]) -> list[Connection]:
     """Returns the connections of a server as what they are: uvicorn knows only that they are of some protocol."""
     return [each for each in connections if isinstance(each, Connection)]
+
+
+def _has_long_head(received: bytes) -> bool:
+    """Says whether a request's line and headers, with the empty line after them, are over MAX_HEADER_BYTES."""
+    return len(received) > MAX_HEADER_BYTES and END_OF_HEAD.search(received, 0, MAX_HEADER_BYTES) is None
 
 
 def answer(status: int, sentence: str, line: bytes) -> bytes:
