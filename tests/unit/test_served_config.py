@@ -169,3 +169,9 @@ def test_the_model_is_what_model_type_says(tmp_path):
     models = ft_kit.repository(tmp_path, wrong=ft_kit.gpt(model_checkpoint_path=path, data_type="fp32"))
     with pytest.raises(ConfigError, match=r"model_type is GPT, which stands for gpt2, opt, .* family t5;"):
         repositories(models).load("wrong")
+
+
+def test_a_line_that_is_no_configuration_is_not_repeated_whole():
+    with pytest.raises(ConfigError) as caught:
+        read(f'name: "m" {"x" * 100_000}\n')
+    assert "is no model configuration" in str(caught.value) and len(str(caught.value)) < 1100
