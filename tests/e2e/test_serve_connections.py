@@ -420,6 +420,7 @@ def peak_mb() -> float:
         ("gzip", b"{}", 400, "not coded"),
         ("gzip", gzip.compress(b"{}" * 50, mtime=0)[:-9], 400, "ends before"),
         ("gzip", gzip.compress(b"{}", mtime=0) + b"{}", 400, "not coded"),
+        ("gzip", gzip.compress(b"", mtime=0) * (LIMIT // 20), 400, "over 4,096 gzip files"),
         ("deflate", b"\x78\x01" + b"\x00\x00\x00\xff\xff" * (LIMIT // 5), 413, "1,048,576"),  # of which nothing comes
     ],
 )
