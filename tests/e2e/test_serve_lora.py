@@ -168,6 +168,10 @@ def test_adapters_come_and_go_where_clients_may_say_so(folders, tmp_path):
             (load["b"], "there is room for 1 adapter at once; unload one"),
             (load["b"] | {"lora_name": "base"}, "'base' is a model here"),
             (load["b"] | {"lora_path": "/nowhere"}, "is no folder of a PEFT adapter"),
+            (load["b"] | {"lora_path": "x" * 256}, "cannot be read: File name too long"),
+            (load["b"] | {"lora_path": "\0"}, "cannot be read: it can be no path (embedded null byte)"),
+            (load["b"] | {"lora_path": "~nobody/x"}, "is no folder of a PEFT adapter"),
+            *((load["b"] | {"lora_name": n}, "is no adapter's name") for n in ("\0", "\n", " ", "..", "b ")),
         ):
             answer = post("load", body)
             assert answer.status_code == 400 and sentence in answer.json()["error"]["message"]

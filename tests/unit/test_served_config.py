@@ -138,12 +138,15 @@ def test_where_the_model_is_taken_from(tmp_path):
     (tmp_path / "models" / "inner" / "1" / "other" / "notes.txt").write_text("")
     (tmp_path / "models" / "inner" / "config.pbtxt").write_text(ft_kit.t5())
     ft_kit.repository(tmp_path / "models", away=ft_kit.t5(model_checkpoint_path=str(path)),
-                      gone=ft_kit.t5(model_checkpoint_path="/nowhere/1-gpu"))  # fmt: skip
+                      gone=ft_kit.t5(model_checkpoint_path="/nowhere/1-gpu"),
+                      long=ft_kit.t5(model_checkpoint_path="x" * 300))  # fmt: skip
     found = scan(str(tmp_path / "models"))
     assert found["inner"].fetched() == tmp_path / "models" / "inner" / "1" / "t5"
     assert isinstance(found["away"], Entry) and found["away"].fetched() == path and found["away"].version == "1"
     with pytest.raises(ConfigError, match=r"gone/config\.pbtxt: model_checkpoint_path is /nowhere/1-gpu, which is not"):
         repositories(tmp_path / "models").load("gone")
+    with pytest.raises(ConfigError, match=r"long/config\.pbtxt: model_checkpoint_path is x{300}, which is not there"):
+        repositories(tmp_path / "models").load("long")
 
 
 def test_what_is_refused_comes_before_what_is_missing(tmp_path):
