@@ -477,6 +477,15 @@ def test_web_pages_of_others_are_refused(served, path, headers, status):
     assert status == 200 or sentence(b"\r\n\r\n" + text)
 
 
+@pytest.mark.parametrize("second", [b"Origin: https://evil.example\r\n", b"Origin: https://good.example\r\n"])
+def test_a_request_has_one_origin(served, second):
+    two = b"Origin: https://good.example\r\n" + second
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + two
+    with connected(served, head + b"\r\n") as connection:
+        text = heard(connection)
+        assert answers(text) == [400] and "send one Origin" in sentence(text)
+
+
 def test_a_page_that_is_named_hears_the_answer(served):
     allowed = {"Origin": "https://good.example"}
     _, headers, _ = post(served, **JSON, **allowed)

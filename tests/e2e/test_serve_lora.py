@@ -52,6 +52,10 @@ def test_an_adapter_is_asked_by_its_name(folders, tmp_path):
         assert client.models.retrieve("b").id == "b"
         with pytest.raises(openai.NotFoundError, match="model 'c' is not served here; there is base, a, b"):
             client.completions.create(model="c", prompt=PROMPT)
+        for route in ("models/b", "models/b/config"):
+            error = httpx.get(f"{served.url}/v2/{route}")
+            assert error.status_code == 404
+            assert "'b' is an adapter, not a model; ask base, with lora_task_uids 1" in error.json()["error"]
 
 
 def test_embeddings_are_of_their_adapters(tmp_path, monkeypatch):

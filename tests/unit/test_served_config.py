@@ -10,7 +10,7 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 
 from tests import ft_kit
 from vlm.build.store import packaged_models
-from vlm.errors import ConfigError, VlmWarning
+from vlm.errors import ConfigError, ModelNotFoundError, VlmWarning
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import pbtxt
 from vlm_app.server.repository.control import Repositories
@@ -178,3 +178,8 @@ def test_a_line_that_is_no_configuration_is_not_repeated_whole():
     with pytest.raises(ConfigError) as caught:
         read(f'name: "m" {"x" * 100_000}\n')
     assert "is no model configuration" in str(caught.value) and len(str(caught.value)) < 1100
+
+
+def test_without_a_repository_there_is_no_model_to_load():
+    with pytest.raises(ModelNotFoundError, match=r"in no repository here; none was named with --model-repository\.$"):
+        Repositories([], Loader(LoadOptions())).entry("x")

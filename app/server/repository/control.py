@@ -49,7 +49,8 @@ class Repositories:
     def entry(self, name: str) -> Entry:
         """Raises a VlmError that says why it cannot be served."""
         if name not in self.entries:
-            raise ModelNotFoundError(f"model {name!r} is in no repository here; there is {listed(self.entries)}.")
+            there = f"there is {listed(self.entries)}" if self.entries else "none was named with --model-repository"
+            raise ModelNotFoundError(f"model {name!r} is in no repository here; {there}.")
         if isinstance(entry := self.entries[name], VlmError):
             raise entry
         return entry
