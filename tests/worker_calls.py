@@ -23,6 +23,12 @@ def pid() -> int:
     return os.getpid()
 
 
+def complain() -> None:
+    """As a library in C does, then in Python."""
+    os.write(2, b"unheard\n")
+    print("heard", file=sys.stderr)
+
+
 def hang(seconds: float = 1e6) -> None:
     """In C, Python's lock held."""
     ctypes.PyDLL(None).usleep(int(min(seconds, 2000) * 1e6))

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
 from vlm.options import errors_of, option, to_tuples
-from vlm.packaged import adapter_folder
+from vlm.packaged import adapter_folder, is_adapter_name
 from vlm.ranges import OfType, Range, at_least, one_of
 
 KV_CACHE_DTYPES = ("int8", "fp8")  # of a cache of 8 bits
@@ -394,8 +394,10 @@ def _adapter_errors(lora: tuple[str, ...]) -> list[str]:
     parts = [each.partition("=") for each in lora]
     bad = [each for each, (name, _, folder) in zip(lora, parts, strict=True) if not (name and folder)]
     names = [name for name, _, _ in parts]
+    odd = [name for name in names if name and not is_adapter_name(name)]
     again = sorted({name for name in names if names.count(name) > 1})
     return [
         *([f"lora is {listed(map(repr, bad))}, it must be NAME=FOLDER"] if bad else []),
+        *([f"lora names {listed(map(repr, odd))}, a name is of printable words with a letter or digit"] if odd else []),
         *([f"lora names {listed(again)} twice, give each adapter a name of its own"] if again else []),
     ]

@@ -1,7 +1,8 @@
-"""What comes with the package: trained models and adapters, a folder each."""
+"""What comes with the package: trained models and adapters, a folder each; and what a user names instead."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ASSETS = Path(__file__).parent / "assets"
@@ -16,5 +17,19 @@ def packaged(file: str) -> dict[str, Path]:
 
 def adapter_folder(name: str) -> Path:
     """Returns the folder of an adapter; a packaged name stands for that one, unless a folder here is called so."""
-    here = Path(name).expanduser()
-    return here if here.exists() else packaged(ADAPTER).get(name, here)
+    here = user_path(name)
+    return here if os.path.exists(here) else packaged(ADAPTER).get(name, here)
+
+
+def user_path(name: str | Path) -> Path:
+    """Returns a path as a user writes it: `~` is their home. Whether something is there os.path says, which raises for
+    no name, however long; pathlib does."""
+    try:
+        return Path(os.path.expanduser(name))
+    except ValueError:  # a null byte in a user's name
+        return Path(name)
+
+
+def is_adapter_name(name: str) -> bool:
+    """Says whether requests and logs can name an adapter so: printable words."""
+    return name.isprintable() and name == name.strip() and any(map(str.isalnum, name))

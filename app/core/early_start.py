@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from vlm.build.kinds import family_of, kind_of
 from vlm.build.store import packaged_models
 from vlm.errors import VlmError
+from vlm.packaged import user_path
 from vlm.processing.fork_server import Preparation, start_fork_server
 
 
@@ -30,7 +30,7 @@ def start_early(models: Iterable[str], preload: str) -> None:
 
 def _preparations(model: str) -> list[Preparation] | None:
     """Returns what reading a model's images takes, nothing for a model of texts; None: that is not known yet."""
-    path = packaged_models().get(model, Path(model).expanduser())
+    path = packaged_models().get(model, user_path(model))
     if (kind := kind_of(path)) is None or (family := family_of(path, kind)) is None:
         return None
     if not family.image_processors:

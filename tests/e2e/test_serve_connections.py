@@ -20,20 +20,27 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
+from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from tests.replica_kit import fronted
-from tests.server_kit import Served, load, serving, until
+from tests.server_kit import Served, listening, load, serving, until
 from vlm.errors import InputError
 from vlm_app.core.listening import reserve_files
+from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.http.checks import hostname, is_loopback
-from vlm_app.server.http.connections import MAX_FRAMING, MAX_HEADER_BYTES
+from vlm_app.server.http.connections import AT_ONCE, MAX_FRAMING, MAX_HEADER_BYTES
 from vlm_app.server.http.content_coding import LEAST_BYTES
 
 SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
 LIMIT = 2**20
 CHAT = {"model": "mini-t5", "messages": [{"role": "user", "content": "translate English to German: The old ship."}]}
 INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["summarize: A ship."]}]}
+UPLOADS = (
+    *(f"/v1/{route}" for route in ("chat/completions", "completions", "embeddings", "load_lora_adapter")),
+    *(f"/v2/{route}" for route in ("models/mini-t5/infer", "models/mini-t5/generate", "repository/index")),
+)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 START = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 JSON_TYPE = b"Content-Type: application/json\r\n"
 JSON = {"Content-Type": "application/json"}
@@ -138,6 +145,16 @@ def test_the_rest_of_a_refused_body_is_not_waited_for_long(hasty):
                 connection.sendall(b"x" * 2**16)
 
 
+@pytest.mark.parametrize("begun", [b"", b"{"], ids=["headers", "a byte"])
+def test_who_leaves_in_the_middle_of_a_body_leaves_no_line_in_the_log(served, caplog, begun):
+    head = b"Host: localhost\r\nContent-Length: 1000\r\n" + JSON_TYPE + b"\r\n"
+    for path in (*UPLOADS, "/v1/completions HTTP/1.1\r\nContent-Encoding: gzip\r\nX-Path:"):
+        with connected(served, b"POST %b HTTP/1.1\r\n%b" % (path.encode(), head) + begun):
+            pass
+        assert alive(served)  # who came later has been answered
+    assert not caplog.records
+
+
 def test_an_idle_connection_is_closed_without_a_word(hasty):
     with connected(hasty, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         assert answers(heard(connection)) == [200]
@@ -174,6 +191,30 @@ def _gone(connection: socket.socket) -> bool:
     except ConnectionError:
         return True
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+def test_nothing_is_written_to_a_client_that_has_gone(caplog):
+    """Twenty pieces are sent while the loop has not heard yet that their reader has reset the connection."""
+    begun, reset, sent, told = threading.Event(), threading.Event(), threading.Event(), []
+
+    async def stream(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            begun.set()
+            reset.wait()
+            for _ in range(20):
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            told.append((await receive())["type"])
+            sent.set()
+
+    with listening(stream, ServerConfig()) as address, connected(Served(address, FastAPI()), HEALTH) as connection:
+        begun.wait()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        connection.close()
+        reset.set()
+        sent.wait()
+    assert told == ["http.disconnect"]
+    assert "socket.send() raised exception." not in caplog.messages
 
 
 # --- many of them ---
@@ -273,6 +314,17 @@ def test_bytes_of_two_meanings_get_one_answer(served, caplog, shape):
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 431), (1000, 431), (MAX_HEADER_BYTES - 1, 431)])
+def test_headers_have_one_limit_however_they_come(served, more, status):
+    start = HEALTH[:-2] + b"Connection: close\r\nX: "
+    head = start + b"x" * (MAX_HEADER_BYTES + more - len(start) - 4) + b"\r\n\r\n"
+    for before in (b"", HEALTH, START + JSON_TYPE + b"Content-Length: 2\r\n\r\n{}"):
+        with connected(served, before + head) as connection:
+            text = heard(connection)
+            assert answers(text)[-1] == status, before
+            assert status == 200 or "over 16,384 bytes" in sentence(text[text.rindex(b"HTTP/1.1") :])
+
+
 def test_chunks_of_a_byte_are_not_counted_one_by_one(served):
     with connected(served, START + JSON_TYPE + b"Transfer-Encoding: chunked\r\n\r\n") as connection:
         with contextlib.suppress(ConnectionError):
@@ -368,6 +420,7 @@ def peak_mb() -> float:
         ("gzip", b"{}", 400, "not coded"),
         ("gzip", gzip.compress(b"{}" * 50, mtime=0)[:-9], 400, "ends before"),
         ("gzip", gzip.compress(b"{}", mtime=0) + b"{}", 400, "not coded"),
+        ("gzip", gzip.compress(b"", mtime=0) * (LIMIT // 20), 400, "over 4,096 gzip files"),
         ("deflate", b"\x78\x01" + b"\x00\x00\x00\xff\xff" * (LIMIT // 5), 413, "1,048,576"),  # of which nothing comes
     ],
 )
@@ -422,6 +475,15 @@ def test_web_pages_of_others_are_refused(served, path, headers, status):
     found, _, text = post(served, path, **JSON, **headers)
     assert found == status
     assert status == 200 or sentence(b"\r\n\r\n" + text)
+
+
+@pytest.mark.parametrize("second", [b"Origin: https://evil.example\r\n", b"Origin: https://good.example\r\n"])
+def test_a_request_has_one_origin(served, second):
+    two = b"Origin: https://good.example\r\n" + second
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + two
+    with connected(served, head + b"\r\n") as connection:
+        text = heard(connection)
+        assert answers(text) == [400] and "send one Origin" in sentence(text)
 
 
 def test_a_page_that_is_named_hears_the_answer(served):

@@ -100,6 +100,26 @@ def test_values_that_are_not_allowed(client, options, words):
     assert words in refusal(client, **options).body["message"]
 
 
+MANY = [
+    *[("prompt", value, "64", found) for value, found in [
+        (["a"] * 65, "has 65 entries"), ([[1]] * 65, "has 65 entries"), ([], "is empty"),
+        ([-1], "holds something else"), ([1, "a"], "holds something else"), ([[]], "holds something else"),
+        ([True], "holds something else"), ({"a": 1}, "is neither a text nor a list"),
+    ]],
+    ("input", ["a"] * 2049, "2,048", "has 2,049 entries"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value", "most", "found"), MANY)
+def test_how_many_inputs_there_may_be_is_said(served, field, value, most, found):
+    route = {"prompt": "completions", "input": "embeddings"}[field]
+    answer = httpx.post(f"{served.url}/v1/{route}", json={"model": "mini-t5", field: value})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == field
+    assert error["message"].startswith(f"{field} {found}") and "; give a text, 1 to 1,0" in error["message"]
+    assert error["message"].endswith(f"none of them negative, or a list of 1 to {most} such texts or lists of ids.")
+
+
 # --- fields that are honoured ---
 def test_logit_bias_is_each_requests_own_whatever_it_runs_with(client, t5):
     plain = t5.generate(text=TEXT)

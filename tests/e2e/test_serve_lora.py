@@ -52,6 +52,10 @@ def test_an_adapter_is_asked_by_its_name(folders, tmp_path):
         assert client.models.retrieve("b").id == "b"
         with pytest.raises(openai.NotFoundError, match="model 'c' is not served here; there is base, a, b"):
             client.completions.create(model="c", prompt=PROMPT)
+        for route in ("models/b", "models/b/config"):
+            error = httpx.get(f"{served.url}/v2/{route}")
+            assert error.status_code == 404
+            assert "'b' is an adapter, not a model; ask base, with lora_task_uids 1" in error.json()["error"]
 
 
 def test_embeddings_are_of_their_adapters(tmp_path, monkeypatch):
@@ -177,6 +181,10 @@ def test_adapters_come_and_go_where_clients_may_say_so(folders, tmp_path):
             (load["b"], "there is room for 1 adapter at once; unload one"),
             (load["b"] | {"lora_name": "base"}, "'base' is a model here"),
             (load["b"] | {"lora_path": "/nowhere"}, "is no folder of a PEFT adapter"),
+            (load["b"] | {"lora_path": "x" * 256}, "cannot be read: File name too long"),
+            (load["b"] | {"lora_path": "\0"}, "cannot be read: it can be no path (embedded null byte)"),
+            (load["b"] | {"lora_path": "~nobody/x"}, "is no folder of a PEFT adapter"),
+            *((load["b"] | {"lora_name": n}, "is no adapter's name") for n in ("\0", "\n", " ", "..", "b ")),
         ):
             answer = post("load", body)
             assert answer.status_code == 400 and sentence in answer.json()["error"]["message"]

@@ -343,7 +343,12 @@ def test_compiled_engines_take_none(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("lora", "sentence"), [(("a",), "lora is 'a', it must be NAME=FOLDER"), (("a=x", "a=y"), "lora names a twice")]
+    ("lora", "sentence"),
+    [
+        (("a",), "lora is 'a', it must be NAME=FOLDER"),
+        (("a=x", "a=y"), "lora names a twice"),
+        (("\n=x",), r"lora names '\\n', a name is"),
+    ],
 )
 def test_names_of_adapters(lora, sentence):
     with pytest.raises(ConfigError, match=sentence):

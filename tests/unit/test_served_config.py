@@ -16,7 +16,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
-from vlm.errors import ConfigError, VlmWarning
+from vlm.errors import ConfigError, ModelNotFoundError, VlmWarning
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.errors import status_of
 from vlm_app.server.repository import pbtxt
@@ -151,12 +151,15 @@ def test_where_the_model_is_taken_from(tmp_path):
     (tmp_path / "models" / "inner" / "1" / "other" / "notes.txt").write_text("")
     (tmp_path / "models" / "inner" / "config.pbtxt").write_text(ft_kit.t5())
     ft_kit.repository(tmp_path / "models", away=ft_kit.t5(model_checkpoint_path=str(path)),
-                      gone=ft_kit.t5(model_checkpoint_path="/nowhere/1-gpu"))  # fmt: skip
+                      gone=ft_kit.t5(model_checkpoint_path="/nowhere/1-gpu"),
+                      long=ft_kit.t5(model_checkpoint_path="x" * 300))  # fmt: skip
     found = scan(str(tmp_path / "models"))
     assert found["inner"].fetched() == tmp_path / "models" / "inner" / "1" / "t5"
     assert isinstance(found["away"], Entry) and found["away"].fetched() == path and found["away"].version == "1"
     with pytest.raises(ConfigError, match=r"gone/config\.pbtxt: model_checkpoint_path is /nowhere/1-gpu, which is not"):
         repositories(tmp_path / "models").load("gone")
+    with pytest.raises(ConfigError, match=r"long/config\.pbtxt: model_checkpoint_path is x{300}, which is not there"):
+        repositories(tmp_path / "models").load("long")
 
 
 def test_an_engine_that_is_damaged_is_a_mistake_of_who_names_it(tmp_path):
@@ -225,3 +228,14 @@ def test_a_folder_is_built_for_the_ranks_that_are_said(tmp_path, monkeypatch):
     found.config.check_ranks(found.fetched(), found.where)
     engine = EngineDir.open(found.local_options().resolve(found.fetched(), "cpu"))
     assert (engine.build.tp_size, engine.build.pp_size) == (2, 1)
+
+
+def test_a_line_that_is_no_configuration_is_not_repeated_whole():
+    with pytest.raises(ConfigError) as caught:
+        read(f'name: "m" {"x" * 100_000}\n')
+    assert "is no model configuration" in str(caught.value) and len(str(caught.value)) < 1100
+
+
+def test_without_a_repository_there_is_no_model_to_load():
+    with pytest.raises(ModelNotFoundError, match=r"in no repository here; none was named with --model-repository\.$"):
+        Repositories([], Loader(LoadOptions())).entry("x")

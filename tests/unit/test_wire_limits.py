@@ -6,8 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from vlm.errors import InputError, LimitError
+from vlm_app.core.names import MAX_SENTENCE, MAX_WORD
 from vlm_app.server.core import errors
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors import wire as tensors
@@ -89,7 +92,16 @@ def test_batches_and_lists_of_words_have_a_size():
 
 def test_a_sentence_quotes_no_more_than_a_part_of_what_was_sent():
     said = errors.sentence(InputError(f"{'x' * 10**6} is unknown."))
-    assert len(said) <= errors.MAX_CHARACTERS and said.endswith("x….")
+    assert len(said) <= MAX_WORD + len(" is unknown.") and said.startswith("xxx") and said.endswith("x is unknown.")
+    assert len(errors.sentence(LimitError("ab " * 10**6 + "are too many."))) == MAX_SENTENCE
+
+
+def test_a_sentence_is_one_line_of_what_can_be_seen():
+    said = errors.sentence(HTTPException(404, "model 'a\nb\x1b[31m\u2028\ud800' is not here"))
+    assert said == r"model 'a\nb\x1b[31m\u2028\ud800' is not here."
+    place = {"loc": ("body", "z\n\nTraceback"), "msg": "is wrong", "type": "missing"}
+    error = errors.body(RequestValidationError([place]), "/v1")["error"]
+    assert (error["message"], error["param"]) == (r"z\n\nTraceback: is wrong.", r"z\n\nTraceback")
 
 
 def test_pixels_in_place_of_files_are_a_picture_a_row():

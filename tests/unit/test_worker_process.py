@@ -210,6 +210,36 @@ def test_workers_die_with_their_parent(number):
     until(lambda: not any(process.is_alive() for process in family))
 
 
+DAMAGED = """
+import io
+from PIL import Image
+from tests import hostile_kit
+from tests.worker_calls import ENDLESS, complain
+from vlm.errors import ImageError
+from vlm.processing.images import load_image
+from vlm.processing.worker_process import WorkerProcess
+
+if __name__ == "__main__":
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(file, "TIFF", compression="tiff_lzw")
+    tiff = file.getvalue()[:8] + bytes([255]) * 592 + file.getvalue()[600:]
+    worker = WorkerProcess(ENDLESS, "vlm.processing.preload")
+    print(worker.run(load_image, hostile_kit.jpeg([(0xE1, b"Exif\\0\\0II*\\0\\x08\\0\\0\\0\\x05\\0123")])).size)
+    try:
+        worker.run(load_image, tiff)
+    except ImageError as error:
+        print("decoder" in str(error))
+    worker.run(complain)
+    worker.close()
+"""
+
+
+def test_libraries_write_no_lines_of_damaged_files():
+    """Pillow would warn of the one, libtiff of the other; what Python says is heard."""
+    done = subprocess.run([sys.executable, "-c", DAMAGED], capture_output=True, text=True, check=True)
+    assert done.stdout == "(8, 8)\nTrue\n" and done.stderr == "heard\n"
+
+
 def test_who_waits_for_a_call_is_told_in_a_sentence(pool):
     assert asyncio.run(pool.run("a.png", double, 4)) == 8
     for words, function, arguments in (

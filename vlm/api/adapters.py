@@ -17,7 +17,7 @@ from vlm.convert.adapters.placing import PER_ROW, read_layers
 from vlm.errors import InputError, LimitError, counted
 from vlm.executor.adapters import Adapter, AdapterCache
 from vlm.layers.adapters.base import AdapterRoom, rank_of
-from vlm.packaged import adapter_folder
+from vlm.packaged import adapter_folder, is_adapter_name
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry import catalogs
 from vlm.requests.adapters import adapter_id
@@ -48,8 +48,10 @@ class LoadedAdapters(Mapping[str, int]):
         return len(self._numbers)
 
     def load(self, name: str, adapter: Adapter) -> None:
-        """Loads an adapter beside the others. Raises InputError for a name that one has, LimitError where there is no
-        room for it."""
+        """Loads an adapter beside the others. Raises InputError for a name that one has or none can have, LimitError
+        where there is no room for it."""
+        if not is_adapter_name(name):
+            raise InputError(f"{name!r} is no adapter's name; give printable words with a letter or digit.")
         if name in self._numbers:
             raise InputError(f"there is an adapter {name!r} already; unload it first, or take another name.")
         number = next(self._next)

@@ -251,9 +251,9 @@ class Pipeline:
         return self.llm.collective_time(rows) if isinstance(self.llm, LeadingEngine) else None
 
     def load_lora(self, name: str, folder: str | Path) -> None:
-        """Loads an adapter, which requests may name from now on. Raises InputError for a name that one has, LimitError
-        where there is no room for it (`max_loras`, `max_lora_rank`), ConfigError and CheckpointError for one that does
-        not fit."""
+        """Loads an adapter, which requests may name from now on. Raises InputError for a name that one has or none can
+        have, LimitError where there is no room for it (`max_loras`, `max_lora_rank`), ConfigError and CheckpointError
+        for one that does not fit."""
         self.adapters.load(name, self.adapters.read(folder))
 
     def unload_lora(self, name: str) -> None:

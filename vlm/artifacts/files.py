@@ -26,8 +26,13 @@ _KINDS = {
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Opens a file to read bytes. OSError, at once, for a pipe, a socket or a device, which may block or never end."""
-    _check_regular(path, os.stat(path).st_mode)  # some devices are changed by being opened
+    """Opens a file to read bytes. OSError, at once, for a pipe, a socket or a device, which may block or never end, and
+    for what can be no path."""
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"it can be no path ({error})", str(path)) from None
+    _check_regular(path, mode)  # some devices are changed by being opened
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _check_regular(path, os.fstat(descriptor).st_mode)  # it may be another one by now

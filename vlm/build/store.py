@@ -28,7 +28,7 @@ from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of, vision_of
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.packaged import MODEL, packaged
+from vlm.packaged import MODEL, packaged, user_path
 from vlm.parallel.environment import rank_among
 from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
 
@@ -96,7 +96,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
 
     Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
     """
-    name, path = str(model), Path(model).expanduser()
+    name, path = str(model), user_path(model)
     if not name:
         raise ModelNotFoundError(f"the model's name is empty; {_allowed()}.")
     if name in packaged_models():

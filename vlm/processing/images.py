@@ -124,8 +124,6 @@ def _file(path: str | Path, name: str) -> BinaryIO:
         raise ImageError(f"{name} is a folder; give the path of an image file.") from None
     except OSError as error:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:  # a name with a null byte
-        raise ImageError(f"{name!r} is no name of a file ({error}); give the path of an image file.") from None
 
 
 def _identified(file: BinaryIO, name: str, checked: bool) -> Image.Image:

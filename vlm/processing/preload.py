@@ -4,6 +4,7 @@ pool's preparations. It leaves no thread behind: it is imported in the process t
 import contextlib
 import importlib
 import os
+import warnings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy starts its threads when it is imported
 
@@ -13,6 +14,7 @@ import vlm.processing.media_reading  # noqa: F401
 from vlm.processing.fork_server import run_preparations
 
 torch.set_num_threads(1)
+warnings.filterwarnings("ignore", module=r"PIL\.")  # of what is odd in a file: our own checks decide
 with contextlib.suppress(ImportError):  # a PDF then says what it needs
     importlib.import_module("pypdfium2")
 run_preparations()

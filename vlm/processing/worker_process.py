@@ -204,6 +204,7 @@ def _serve(
     keep_freed_memory()
     for prepare in preparations:
         prepare()
+    _silence_libraries()
     _limit_memory(memory_mb)
     with contextlib.suppress(EOFError, OSError):  # of the pipe
         pipe.send((READY, None))
@@ -260,6 +261,16 @@ def _exit_after_parent() -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
     os._exit(1)
+
+
+def _silence_libraries() -> None:
+    """Leaves stderr to Python: C libraries would write lines of each damaged file, of which the client is told. What
+    Python itself says, tracebacks too, goes where it went."""
+    with contextlib.suppress(OSError):  # there may be none
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
 
 
 def _limit_memory(memory_mb: int) -> None:

@@ -9,8 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from vlm.errors import AdapterNotFoundError, EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
+from vlm_app.core.names import one_line
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # what clients tell errors apart by; OpenAI's other errors have none
@@ -27,7 +29,7 @@ UNROUTED = (
 )
 # OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
 TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
-MAX_CHARACTERS, MAX_NAME = 1000, 100  # of a sentence, and of a field in it
+MAX_NAME = 100  # characters of a field or a path
 
 
 class Busy(VlmError):
@@ -46,10 +48,6 @@ class RequestTimeout(VlmError):
     """A request has not ended within the time that it gave itself."""
 
 
-class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
-
-
 _STATUS = {
     ModelNotFoundError: 404,
     Busy: 429,
@@ -58,7 +56,7 @@ _STATUS = {
     RequestTimeout: 503,
     Unsupported: 501,
     OutOfMemoryError: 503,
-    ClientDisconnected: 499,
+    ClientDisconnect: 499,
 }
 
 
@@ -70,16 +68,14 @@ def status_of(error: Exception) -> int:
 
 
 def sentence(error: Exception) -> str:
-    """Returns one that can be encoded whatever the client has sent."""
+    """Returns one line, of bounded length whatever the client has sent."""
     if isinstance(error, RequestValidationError):
         text = _first(error.errors()[0])
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
         text = _for_clients(error) if isinstance(error, VlmError) else "the server failed; its log says where."
-    if len(text) > MAX_CHARACTERS:  # it may quote what was sent
-        text = f"{text[: MAX_CHARACTERS - 2]}…."
-    return text.encode("utf-8", "replace").decode()
+    return one_line(text)
 
 
 def _for_clients(error: VlmError) -> str:
@@ -106,7 +102,7 @@ def body(error: Exception, path: str) -> dict[str, Any]:
 def _said(error: Exception, path: str) -> str:
     """Returns the sentence as OpenAI's clients look for it."""
     if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
-        return UNROUTED.format(path[:80].encode("utf-8", "replace").decode())
+        return UNROUTED.format(one_line(path, MAX_NAME))
     return f"{TOO_LONG}{sentence(error)}" if isinstance(error, LengthError) else sentence(error)
 
 
@@ -125,7 +121,7 @@ def _param(error: Exception) -> str | None:
     first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
     name = first.get("ctx", {}).get("param", place)
-    return name and name[:MAX_NAME]
+    return name and one_line(name, MAX_NAME)
 
 
 def response(error: Exception, path: str) -> JSONResponse:
@@ -139,5 +135,5 @@ def install(app: Starlette) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return response(error, request.url.path)
 
-    for kind in (VlmError, HTTPException, RequestValidationError, ClientDisconnected, Exception):
+    for kind in (VlmError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, answer)

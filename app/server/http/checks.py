@@ -72,6 +72,8 @@ class Origins:
         self._origins = {origin.rstrip("/").lower() for origin in origins}
 
     def __call__(self, scope: Scope, headers: Headers) -> HTTPException | None:
+        if any(len(headers.getlist(name)) > 1 for name in ("origin", "sec-fetch-site")):
+            return HTTPException(400, "the request says twice whose page has sent it; send one Origin")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if ANY in self._origins or site in ("same-origin", "none") or (origin or "").lower() in self._origins:
             return None

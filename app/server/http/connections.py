@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import struct
 import sys
@@ -15,12 +16,14 @@ from typing import Any
 
 import h11
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm_app.server.core.config import ConnectionLimits
 from vlm_app.server.core.errors import response
 
 MAX_HEADER_BYTES = 16 * 2**10  # of the request line and all headers; a name or a value has no limit of its own
+END_OF_HEAD = re.compile(rb"\n\r?\n")  # as h11 has it
 MIN_RATE = 64 * 2**10  # bytes a second, once the time that a transfer has anyway is over
 MAX_FRAMING = 64 * 2**10  # bytes of a chunked body that are none of its own, before they are compared with these
 AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: for no second
@@ -67,6 +70,7 @@ class Connection(H11Protocol):
     def __init__(self, limits: ConnectionLimits, **uvicorns: Any):
         super().__init__(**uvicorns)
         self.logger = LOGGER
+        self.app = self._until_gone(self.app)
         self._limits = limits
         self._line = b""  # how the request line of what is being read begins
         self._framing = 0  # bytes of the present body that are none of its own
@@ -90,8 +94,8 @@ class Connection(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Passes it on in slices, for h11 looks at the length of headers only when they go on after what it was
-        given."""
+        """Passes it on in slices, for h11 looks at the length of a chunked body's lines only when they go on after
+        what it was given."""
         for begin in range(0, len(data), MAX_HEADER_BYTES):
             if not self.transport.is_closing():
                 self._receive(data[begin : begin + MAX_HEADER_BYTES])
@@ -111,9 +115,31 @@ class Connection(H11Protocol):
             if self._framing > MAX_FRAMING:
                 self.refuse(400, CHOPPED)
 
+    def handle_events(self) -> None:
+        """Lets h11 see a request whose head is short enough; it counts only those that have not come whole."""
+        if self.stage < Stage.BODY and _has_long_head(self.conn.trailing_data[0]):
+            self.refuse(431, TOO_LONG)
+        else:
+            super().handle_events()
+
     def on_response_complete(self) -> None:
         self._line, self._framing, self.since = self.conn.trailing_data[0][:64], 0, self.loop.time()
         super().on_response_complete()
+
+    # --- what goes out ---
+    def _until_gone(self, app: ASGIApp) -> ASGIApp:
+        """Returns the application as one that writes nothing to a client that has gone, which asyncio would log, and
+        that hears of it with what it writes next."""
+
+        async def served(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_unless_gone(message: Message) -> None:
+                if self.transport.is_closing():
+                    self._leave()
+                await send(message)
+
+            await app(scope, receive, send_unless_gone)
+
+        return served
 
     # --- the deadlines ---
     def tick(self, seconds: float) -> None:
@@ -200,6 +226,11 @@ class Connection(H11Protocol):
 def timed_connections(connections: Iterable[object]) -> list[Connection]:
     """Returns the connections of a server as what they are: uvicorn knows only that they are of some protocol."""
     return [each for each in connections if isinstance(each, Connection)]
+
+
+def _has_long_head(received: bytes) -> bool:
+    """Says whether a request's line and headers, with the empty line after them, are over MAX_HEADER_BYTES."""
+    return len(received) > MAX_HEADER_BYTES and END_OF_HEAD.search(received, 0, MAX_HEADER_BYTES) is None
 
 
 def answer(status: int, sentence: str, line: bytes) -> bytes:

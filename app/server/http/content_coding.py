@@ -15,6 +15,7 @@ from vlm_app.server.core.errors import response
 CODINGS = ("gzip", "x-gzip", "deflate")
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32  # as the data's first bytes say
 PIECE = 2**20  # bytes that are decoded at once
+MAX_MEMBERS = 4096  # gzip files that follow one another in a body: each takes a turn, though nothing may come of it
 
 
 LEAST_BYTES = 1024  # of an answer that is worth it
@@ -63,7 +64,7 @@ class Decoded:
     def __init__(self, receive: Receive, limit: int):
         self._receive, self._limit = receive, limit
         self._decoder = zlib.decompressobj(GZIP_OR_ZLIB)
-        self._input, self._size = b"", 0
+        self._input, self._size, self._members = b"", 0, 1
         self._more_to_decode, self._more_to_receive = False, True
 
     async def __call__(self) -> Message:
@@ -94,6 +95,9 @@ class Decoded:
         self._input = self._decoder.unconsumed_tail
         if self._decoder.unused_data:  # gzip files may follow one another
             self._input, self._decoder = self._decoder.unused_data, zlib.decompressobj(GZIP_OR_ZLIB)
+            self._members += 1
+            if self._members > MAX_MEMBERS:
+                raise HTTPException(400, f"the body is of over {MAX_MEMBERS:,} gzip files; send it as one")
         self._more_to_decode = bool(self._input) or len(body) == PIECE
         if self._size and not self._more and not self._decoder.eof:
             raise HTTPException(400, "the body ends before what its Content-Encoding says does")

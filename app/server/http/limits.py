@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_app.server.core.errors import ClientDisconnected, response
+from vlm_app.server.core.errors import response
 
 T = TypeVar("T")
 BODIES = 16  # of the largest size, held for all requests together
@@ -71,13 +72,13 @@ class BodyLimit:
 
 
 async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
-    """Returns what `work` gives; it is cancelled when the client goes. Raises ClientDisconnected."""
+    """Returns what `work` gives; it is cancelled when the client goes. Raises ClientDisconnect."""
     task, disconnection = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
     try:
         await asyncio.wait((task, disconnection), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientDisconnected
+        raise ClientDisconnect
     finally:
         for each in (task, disconnection):
             each.cancel()

@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from vlm_app.core.names import one_line
+from vlm_app.server.core.errors import MAX_NAME
+
 # they say nothing about the answer, whatever they hold
 IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity"
@@ -58,8 +61,8 @@ def accepted(values: Mapping[str, Any], schema: Mapping[str, Any], neutral: Mapp
             if not _is_one_of(value, (*NOTHING, *neutral.get(name, REFUSED.get(name, ())))):
                 raise refusal(name, f"{name} {_shown(value)}is not supported; leave it out.")
         elif name not in IGNORED and value is not None:
-            text = name[:60].encode("utf-8", "replace").decode()
-            raise refusal(text, f"{text!r} is no field of this route; leave it out.")
+            text = one_line(name, MAX_NAME)
+            raise refusal(text, f"'{text}' is no field of this route; leave it out.")
     return fields
 
 

@@ -13,6 +13,7 @@ from vlm.ranges import Choice, Range
 from vlm.requests.sampling_params import SamplingParams
 
 Int32 = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # true is none
 Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -26,7 +27,7 @@ def _few_biases(value: Any) -> Any:
 
 # what JSON has in place of a setting's type
 TYPES: dict[Any, Any] = {
-    tuple[int, ...]: Annotated[list[Int32], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
+    tuple[int, ...]: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
     tuple[str, ...]: Annotated[list[Word], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
     tuple[tuple[int, float], ...]: Annotated[dict[Int32, Bias], BeforeValidator(_few_biases)],
 }

@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from vlm.requests.sampling_options import MAX_OUTPUTS
 from vlm_app.server.openai.fields import accepted, refusal, with_xargs
-from vlm_app.server.openai.sampling_fields import Int32, body_fields, settings_of
-
-MAX_EMBEDDINGS = 2048  # a request, as OpenAI has it
+from vlm_app.server.openai.inputs import Embedded, Prompts, several
+from vlm_app.server.openai.sampling_fields import body_fields, settings_of
 
 
 class Body(BaseModel):
@@ -129,19 +128,13 @@ class ChatBody(create_model("ChatSampling", __base__=Sampling, **body_fields(com
         return super().sampling() | ({} if most is None else {"max_new_tokens": most})
 
 
-# the first wrong element says enough: a million of them would make as many errors
-TokenIds = Annotated[list[Int32], Field(min_length=1, max_length=2**20, fail_fast=True)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)]
-TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)]
-
-
 class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **body_fields(completions=True))):
     completions = True
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
     if TYPE_CHECKING:  # one of the fields that are made of the settings
         logprobs: int | None
 
-    prompt: str | Texts | TokenIds | TokenLists
+    prompt: Prompts
     echo: bool | None = False
 
     @model_validator(mode="after")
@@ -153,7 +146,7 @@ class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **bod
     @property
     def prompts(self) -> list[str | list[int]]:
         """Returns one or several, each as text or as ids."""
-        return _several(self.prompt)
+        return several(self.prompt)
 
 
 class EmbeddingBody(Named):
@@ -161,12 +154,7 @@ class EmbeddingBody(Named):
     if TYPE_CHECKING:  # one of the fields that are made of the settings
         logprobs: int | None
 
-    input: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_EMBEDDINGS, fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_EMBEDDINGS, fail_fast=True)]
-    )
+    input: Embedded
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Field(ge=1)] = None
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
@@ -175,8 +163,4 @@ class EmbeddingBody(Named):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        return _several(self.input)
-
-
-def _several(value: str | list) -> list[str | list[int]]:
-    return [value] if isinstance(value, str) or isinstance(value[0], int) else list(value)
+        return several(self.input)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vlm.api.pipeline import Pipeline
 from vlm.errors import ConfigError, EngineError, InputError, ModelNotFoundError, VlmError, listed
+from vlm_app.core.names import one_line
 from vlm_app.server.core.errors import Forbidden
 from vlm_app.server.repository.repository import Entry, scan
 from vlm_app.server.repository.service import Services
@@ -48,7 +49,8 @@ class Repositories:
     def entry(self, name: str) -> Entry:
         """Raises a VlmError that says why it cannot be served."""
         if name not in self.entries:
-            raise ModelNotFoundError(f"model {name!r} is in no repository here; there is {listed(self.entries)}.")
+            there = f"there is {listed(self.entries)}" if self.entries else "none was named with --model-repository"
+            raise ModelNotFoundError(f"model {name!r} is in no repository here; {there}.")
         if isinstance(entry := self.entries[name], VlmError):
             raise entry
         return entry
@@ -99,7 +101,8 @@ class Control:
         for name, entry in self._repositories.entries.items() if self._repositories else ():
             if name not in self._services.by_name:
                 broken = isinstance(entry, VlmError)
-                rows.append(_row(name, "" if broken else entry.version, False, str(entry) if broken else "unloaded"))
+                reason = one_line(str(entry)) if broken else "unloaded"
+                rows.append(_row(name, "" if broken else entry.version, False, reason))
         return [row for row in rows if row["state"] == "READY" or not only_ready]
 
     async def load(self, name: str) -> None:

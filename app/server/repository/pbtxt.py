@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from vlm.errors import ConfigError, InputError, VlmWarning
+from vlm_app.core.names import one_line
 
 EXTRA = "pip install 'vlm-runtime[triton]'"
 
@@ -27,11 +28,12 @@ def parse(text: str, where: object) -> Any:
     try:
         message = text_format.Parse(text, model_config, allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise ConfigError(f"{where} is no model configuration of Triton's: {error}.") from None
+        raise ConfigError(f"{where} is no model configuration of Triton's: {one_line(str(error))}.") from None
     try:
         text_format.Parse(text, schema().ModelConfig())
     except text_format.ParseError as error:
-        warnings.warn(f"{where}: a field is unknown here and not applied: {error}.", VlmWarning, stacklevel=2)
+        reason = one_line(str(error))
+        warnings.warn(f"{where}: a field is unknown here and not applied: {reason}.", VlmWarning, stacklevel=2)
     return message
 
 

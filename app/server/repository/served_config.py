@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.build.store import rebuild_command
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, listed
+from vlm.packaged import user_path
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import config_fields, fastertransformer
 from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words
@@ -158,8 +160,8 @@ def _notes(config: Any, options: LoadOptions) -> list[str]:
 
 def checked_path(path: str, where: object) -> Path:
     """Returns model_checkpoint_path as a folder or file that is there. Raises ConfigError."""
-    file = Path(path).expanduser()
-    if not file.exists():
+    file = user_path(path)
+    if not os.path.exists(file):
         raise ConfigError(
             f"{where}: {fastertransformer.CHECKPOINT} is {path}, which is not there from {Path.cwd()}; give the path of"
             " an engine, a checkpoint or a Hugging Face folder."

@@ -154,6 +154,11 @@ class Services:
 
     def __getitem__(self, name: str) -> Service:
         if name not in self.by_name:
+            if (owner := self._owner(name)) is not None:
+                number = owner.pipeline.adapters[name]
+                raise ModelNotFoundError(
+                    f"{name!r} is an adapter, not a model; ask {owner.name}, with lora_task_uids {number} (KServe)."
+                )
             names = [each for service in self for each in (service.name, *service.adapters)]
             raise ModelNotFoundError(f"model {name!r} is not served here; there is {listed(names)}.")
         return self.by_name[name]
@@ -161,8 +166,11 @@ class Services:
     def asked(self, name: str) -> tuple[Service, dict[str, str]]:
         """Returns the model of a name, or the one that has an adapter of this name, and what the name adds to the
         options of a request. Raises ModelNotFoundError."""
-        owner = next((service for service in self if name in service.adapters), None)
+        owner = self._owner(name)
         return (self[name], {}) if owner is None or name in self.by_name else (owner, {"lora": name})
+
+    def _owner(self, adapter: str) -> Service | None:
+        return next((service for service in self if adapter in service.adapters), None)
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self.by_name.values()))
