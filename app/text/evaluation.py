@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from vlm.errors import InputError, listed
 from vlm.options import flag_of
 from vlm.requests.sampling_params import SamplingParams
@@ -84,55 +82,18 @@ def run_hugging_face(
     batch_size: int,
     dtype: str,
 ) -> Run:
-    """Runs the same token ids, padded to batches, through transformers' own generate: same device and settings."""
-    from transformers import AutoModelForSeq2SeqLM
+    """Runs the same token ids through transformers' own generate, in batches: same device and settings."""
+    from vlm_app.reference.batches import BatchedReference
 
-    from vlm_app.reference.huggingface import quiet
-
-    quiet()
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(pipeline.device).eval()
+    reference = BatchedReference.load(folder, pipeline, dtype, batch_size)
     request = lambda pair: pipeline.request(to_input(pair.text), **(SCORED | sampling))  # noqa: E731
-    _batch(model, [request(pair) for pair in pairs[:batch_size]], pipeline)  # warm-up
+    reference.tokens([request(pair) for pair in pairs[:batch_size]])  # warm-up
     # from text to text, as ours is timed
-    token_ids, start = [], time.perf_counter()
-    requests = [request(pair) for pair in pairs]
-    for at in range(0, len(requests), batch_size):
-        token_ids += _batch(model, requests[at : at + batch_size], pipeline)
+    start = time.perf_counter()
+    token_ids = reference.tokens([request(pair) for pair in pairs])
     assert pipeline.tokenizer is not None  # it made the ids of the texts
     texts = [pipeline.tokenizer.decode(tokens) for tokens in token_ids]
     return Run(texts, token_ids, time.perf_counter() - start)
-
-
-@torch.inference_mode()
-def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int]]:
-    params, pad = requests[0].params, pipeline.config.pad_token_id
-    longest = max(len(r.encoder_input_ids) for r in requests)
-    ids = torch.tensor([[*r.encoder_input_ids, *[pad] * (longest - len(r.encoder_input_ids))] for r in requests])
-    mask = torch.tensor([[1] * len(r.encoder_input_ids) + [0] * (longest - len(r.encoder_input_ids)) for r in requests])
-    start = torch.tensor([list(r.decoder_prompt_token_ids) for r in requests])
-    prompt = start.shape[1]
-    most = pipeline.capabilities.max_seq_len
-    limit = min(most, params.max_length or most)
-    out = model.generate(
-        ids.to(model.device), attention_mask=mask.to(model.device), decoder_input_ids=start.to(model.device),
-        do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
-        no_repeat_ngram_size=params.no_repeat_ngram_size, num_return_sequences=1,
-        min_length=max(prompt + params.min_new_tokens, params.min_length), min_new_tokens=None,
-        eos_token_id=[*_ends(pipeline, params)], bad_words_ids=[list(word) for word in params.bad_words_ids] or None,
-        forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
-        max_length=limit if params.max_new_tokens is None else prompt + params.max_new_tokens,
-    )  # fmt: skip
-    return [_up_to_end(row[prompt:], _ends(pipeline, params)) for row in out.tolist()]
-
-
-def _ends(pipeline: Pipeline, params: SamplingParams) -> tuple[int, ...]:
-    return (*pipeline.capabilities.eos_token_ids, *params.stop_token_ids)
-
-
-def _up_to_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:
-    at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-    return tokens[: at + 1]
 
 
 def agreement(ours: Run, theirs: Run) -> dict[str, float]:

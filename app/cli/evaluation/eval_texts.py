@@ -90,7 +90,8 @@ def texts(
     A line without a text and a reference, or with a text that the model cannot take, is named on stderr and left out.
     Of several outputs a text (--num-return-sequences) the best one counts. --compare-hf generates with transformers on
     the same token ids and settings, and prints its scores, how many tokens agree, and the speed of both: one
-    measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is what measures speed properly.
+    measurement after a warm-up, Hugging Face in padded batches of 8 (a decoder's in batches of one length where padding
+    would count: without --max-new-tokens, with a penalty of repetition); vlm bench is what measures speed properly.
 
     \b
     Examples:
