@@ -40,16 +40,6 @@ def saved(folder, tokenizer_class):
     return folder
 
 
-def with_words(model, folder):
-    """A decoder of the same words."""
-    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS])}
-    fast = FastTokenizer(models.WordLevel(vocabulary, "<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.save_pretrained(folder)
-    fast.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-
-
 @pytest.fixture(scope="module")
 def mbart(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("mbart"), "MBart50Tokenizer")
@@ -111,7 +101,7 @@ def test_a_decoder_beside_hugging_face(kind, settings, tmp_path):
     """Prompts of several lengths: padded in front, or in batches of one length where padding would be counted."""
     pairs, out, folder = tmp_path / "pairs.tsv", tmp_path / "eval.json", tmp_path / "model"
     pairs.write_text("".join(f"{line}\tw1 w2\n" for line in LINES if line))
-    with_words(kind(seed=4, vocab_size=len(SPECIAL + WORDS)), folder)
+    tiny.save_with_words(kind(seed=4), folder)
     asked = ("--model", folder, "--task", "summarize", "--suffix", " w3", "--dtype", "float32", "--device", "cpu")
     result = call("eval", pairs, *asked, *settings, "--compare-hf", "--json", out)
     assert result.exit_code == 0, result.stderr
