@@ -18,6 +18,7 @@ from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import texts as text_options
 from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
+from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def texts(
       vlm eval examples/notices.jsonl --task summarize --rouge1-threshold 90
       vlm eval pairs.tsv --prefix "" --metric bleu --metric rouge --limit 500 --json scores.json
     """
+    from vlm_app.text.evaluation import SCORED
     from vlm_app.text.pairs import read_pairs
     from vlm_app.text.scores import check_installed
 
@@ -113,6 +115,7 @@ def texts(
     pairs, errors = read_pairs(data, scoring.limit)
     folder = _hf_folder(model) if compare_hf else None
     pipeline, sampling = text_options.load_text_model(model, options), sampling | options.adapter
+    warn_of_idle(pipeline, SCORED | sampling, options)
     reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
     result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]

@@ -14,6 +14,7 @@ from vlm_app.cli.options import decoding, texts
 from vlm_app.cli.options.common import MODEL_HELP, Json
 from vlm_app.cli.options.extras import LINES_EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
+from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
@@ -75,6 +76,7 @@ def generate(
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
     pipeline, sampling = decoding.load(name, options), sampling | options.adapter
+    warn_of_idle(pipeline, sampling, options, as_json=as_json)
     decoding.check_chat_model(pipeline, "vlm generate")
     if chat:
         from vlm_app.cli.inference.chat import converse
