@@ -22,7 +22,7 @@ MAX_SKIPPED = 2**30  # of a line that is too long, to find the next one
 
 @dataclass(frozen=True)
 class Item:
-    """One text, or why there is none. An empty one is passed through."""
+    """One text, or why there is none. An empty line or file is passed through; an argument is what it is."""
 
     source: str  # the file's name; "" for an argument
     line: int | None  # 1 is the first; None: the text is the whole file
@@ -32,7 +32,7 @@ class Item:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text.strip() or {"messages", "images", "input_ids"} & self.fields.keys())
+        return bool(self.source) and not (self.text.strip() or {"messages", "images", "input_ids"} & self.fields.keys())
 
     @property
     def place(self) -> str:

@@ -73,7 +73,8 @@ def summary(pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str 
 
 
 def _with_prefix(prefix: str, truncate: bool, suffix: str | None) -> ToInput:
-    return lambda text: {"text": prefix + text, "truncate": truncate, **_end(suffix)}
+    before = lambda text: prefix if text.strip() else ""  # noqa: E731 - an empty text stays one, and is refused
+    return lambda text: {"text": before(text) + text, "truncate": truncate, **_end(suffix)}
 
 
 def _end(suffix: str | None) -> dict[str, str]:

@@ -141,7 +141,7 @@ def test_a_lone_text_on_a_terminal_is_streamed(monkeypatch):
     assert text_options.streams(["a"], None, False) and not text_options.streams(["a"], None, True)
     for texts, out in ((["a", "b"], None), (["-"], None), (None, None), (["a"], "file")):
         assert not text_options.streams(texts, out, False)
-    for text, written, failures in (("hello", "HELLO\n", 0), ("bad", "\n", 1), (" ", "\n", 0)):
+    for text, written, failures in (("hello", "HELLO\n", 0), ("bad", "\n", 1), (" ", " \n", 0)):
         out = io.StringIO()
         report = TextJob(FakePipeline(), as_input, out, sampling={}).stream(Item("", 1, text))
         assert out.getvalue() == written and len(report.failures) == failures and report.texts == 1
@@ -192,6 +192,7 @@ def test_prefixes_and_codes_of_others():
     assert summary(pipeline_of("t5"), None, False)("a")["text"] == "summarize: a"
     assert summary(pipeline_of("bart"), None, False)("a")["text"] == "a"
     assert summary(pipeline_of("t5"), "", False)("a")["text"] == "a"
+    assert summary(pipeline_of("t5"), None, False)(" ")["text"] == " "
 
 
 @pytest.mark.parametrize(

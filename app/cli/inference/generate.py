@@ -44,7 +44,8 @@ def generate(
     A lone prompt's output is printed as it is, and on a terminal as it is decoded. Of several prompts, and of a file or
     stdin (-), which hold a prompt a line, each output is one line; of several outputs a prompt (--num-return-sequences)
     each is one, best first, and in JSON the others are "alternatives". A prompt that fails is named on stderr and
-    leaves an empty line for each output; the others are done and the exit code is 1.
+    leaves an empty line for each output; the others are done and the exit code is 1. An empty line is passed through;
+    an empty argument is a prompt, which models go on with whose tokenizers begin it.
 
     A .jsonl file has "prompt" or "text" in each line, or a conversation in "messages", and for models that take them
     "images", a list of paths. Messages may hold images between their texts: {"role": "user", "content": [{"type":
