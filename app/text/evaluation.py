@@ -51,7 +51,7 @@ def run_vlm(
     """Returns the outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are
     wrong."""
     sampling = SCORED | sampling
-    items = (Item(pair.place, None, pair.text) for pair in pairs)
+    items = (Item(pair.place, None, pair.text, fields=_images(pair)) for pair in pairs)
     outputs, valid, errors, start = [], [], [], time.perf_counter()
     for pair, (_, result) in zip(pairs, in_order(pipeline, items, to_input, sampling), strict=True):
         if isinstance(result, str):
@@ -63,6 +63,10 @@ def run_vlm(
     if not valid:
         raise InputError(f"no text of the data can be given to the model; {errors[0]}.")
     return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), valid, errors
+
+
+def _images(pair: Pair) -> dict[str, Any]:
+    return {"images": list(pair.images)} if pair.images else {}
 
 
 def check_comparable(sampling: dict[str, Any]) -> None:
@@ -104,9 +108,12 @@ def agreement(ours: Run, theirs: Run) -> dict[str, float]:
     return {"texts": 100 * sum(a == b for a, b in pairs) / len(pairs), "tokens": 100 * same / total}
 
 
-def outputs(pairs: list[Pair], ours: Run, theirs: Run | None) -> list[dict[str, str]]:
+def outputs(pairs: list[Pair], ours: Run, theirs: Run | None) -> list[dict[str, Any]]:
     """Returns the texts for people to look at."""
-    rows = [{"text": p.text, "reference": p.reference, "vlm": text} for p, text in zip(pairs, ours.texts, strict=True)]
+    rows = [
+        {**_images(pair), "text": pair.text, "reference": pair.reference, "vlm": text}
+        for pair, text in zip(pairs, ours.texts, strict=True)
+    ]
     if theirs is not None:
         rows = [{**row, "hf": text} for row, text in zip(rows, theirs.texts, strict=True)]
     return rows

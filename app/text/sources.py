@@ -95,6 +95,12 @@ def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] =
             yield from lines(str(path), file)
 
 
+def beside(file: str, path: str) -> str:
+    """Returns a path that a file names; where there is none it may stand beside the file."""
+    other = Path(file).parent / path
+    return str(other) if not Path(path).exists() and other.exists() else path
+
+
 def check_ends(path: Path) -> None:
     """Raises OSError for a device that is no terminal: it may be read for ever. Pipes are what shells make."""
     mode = path.stat().st_mode
