@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -43,6 +44,7 @@ from transformers import (
     PegasusForConditionalGeneration,
     Pix2StructConfig,
     Pix2StructForConditionalGeneration,
+    PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
@@ -382,6 +384,16 @@ def prompts(model, lengths, seed: int = 0) -> list[list[int]]:
     """Token sequences of these lengths, special tokens left out."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, model.config.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def save_with_words(model, folder) -> None:
+    """Saves a decoder with a tokenizer of the words w0, w1, … after four special tokens."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    words = [*special, *(f"w{i}" for i in range(model.config.vocab_size - len(special)))]
+    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=fast).save_pretrained(folder)
 
 
 @torch.no_grad()

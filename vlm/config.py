@@ -349,15 +349,16 @@ class RuntimeConfig(Config):
     )
     max_loras: int | None = option(
         None, "Adapters on the device at once; requests of others wait until one of these is not in use.",
-        default="those of --lora", allowed=at_least(1),
+        default="those of --lora", allowed=at_least(1), only_with="lora",
     )  # fmt: skip
     max_cpu_loras: int | None = option(
         None, "Adapters that there is room for on the host, which take turns on the device.",
-        default="--max-loras, or those of --lora", allowed=at_least(1),
+        default="--max-loras, or those of --lora", allowed=at_least(1), only_with="lora",
     )  # fmt: skip
     max_lora_rank: int | None = option(
-        None, "The highest rank of an adapter that there is room for.", default="that of --lora", allowed=at_least(1)
-    )
+        None, "The highest rank of an adapter that there is room for.", default="that of --lora", allowed=at_least(1),
+        only_with="lora",
+    )  # fmt: skip
     prompt_table: str | None = option(
         None, "Tuned prompts whose tasks requests may name: a folder that vlm convert wrote, or a .npy file of floats"
         " [tasks, rows, hidden].",

@@ -8,6 +8,8 @@ from pathlib import Path
 from vlm.options import check_limits, option
 from vlm.ranges import at_least
 
+MAX_NEW_TOKENS = 256  # of an output, where a user does not say how many
+
 
 @dataclass(frozen=True)
 class InputsConfig:
@@ -20,7 +22,10 @@ class InputsConfig:
     report_samples: int = option(
         32, "Inputs for the report, others than those of the calibration where there are enough.", allowed=at_least(1)
     )
-    max_new_tokens: int = option(256, "Tokens of an output, at most.", allowed=at_least(1))
+    max_new_tokens: int | None = option(
+        None, "Tokens of an output, at most.", default=f"{MAX_NEW_TOKENS}, or as many as the input leaves room for",
+        allowed=at_least(1),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_limits(self, flags=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vlm.errors import InputError, VlmError
 from vlm.quantize.calibration import forced
+from vlm_app.quantize.config import MAX_NEW_TOKENS
 from vlm_app.quantize.inputs import input_of
 from vlm_app.quantize.samples import Sample
 from vlm_app.text.tasks import ToInput
@@ -49,11 +50,16 @@ class Said:
 
 
 def decode(
-    pipeline: Pipeline, samples: list[Sample], to_input: ToInput, max_new_tokens: int, show: Callable[[int], None]
+    pipeline: Pipeline,
+    samples: list[Sample],
+    to_input: ToInput,
+    max_new_tokens: int | None,
+    show: Callable[[int], None],
 ) -> Decoded:
-    """Decodes samples in batches; `show` is called with how many are done. Raises InputError for samples of a kind that
-    the model does not take, and where all fail."""
-    inputs, sampling = [input_of(pipeline, sample, to_input) for sample in samples], _sampling(max_new_tokens)
+    """Decodes samples in batches, `max_new_tokens` each, or None: the usual number, or as many as there is room for;
+    `show` is called with how many are done. Raises InputError for samples of a kind that the model does not take, and
+    where all fail."""
+    inputs, sampling = [input_of(pipeline, sample, to_input) for sample in samples], _sampling(pipeline, max_new_tokens)
     outputs: dict[int, Output] = {}
     errors: dict[int, str] = {}
     start = time.perf_counter()
@@ -72,8 +78,11 @@ def decode(
     return Decoded(own, requests, results, errors=list(errors.values()), seconds=seconds)
 
 
-def _sampling(max_new_tokens: int) -> dict[str, Any]:
-    return {**GREEDY, "max_new_tokens": max_new_tokens}
+def _sampling(pipeline: Pipeline, max_new_tokens: int | None) -> dict[str, Any]:
+    """Returns the settings of each request. Whatever lengths the model sets do not count."""
+    if max_new_tokens is not None:
+        return {**GREEDY, "max_new_tokens": max_new_tokens}
+    return {**GREEDY, "default_max_new_tokens": MAX_NEW_TOKENS, "max_length": pipeline.capabilities.max_seq_len}
 
 
 def sequences(decoded: Decoded) -> list[tuple[Request, list[int]]]:

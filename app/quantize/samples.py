@@ -13,7 +13,7 @@ from typing import Any
 from vlm.errors import InputError, VlmError, listed
 from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.text.prompts import prompt_of
-from vlm_app.text.sources import Item, from_file
+from vlm_app.text.sources import Item, beside, from_file
 
 RENAMED = {"question": "prompt", "source": "text", "document": "text", "image": "images"}
 REFERENCES = ("reference", "answer", "summary", "target", "translation")
@@ -86,15 +86,9 @@ def _texts(items: Iterable[Item]) -> Iterator[Sample | str]:
             yield f"{item.place}: {item.error}"
         elif not item.is_empty:
             text, _, reference = item.text.partition("\t") if item.source.endswith(".tsv") else (item.text, "", "")
-            images = tuple(_beside(item.source, image) for image in item.fields.get("images", ()))
+            images = tuple(beside(item.source, image) for image in item.fields.get("images", ()))
             reference = item.fields.get("reference", reference) or None
             yield Sample(item.place, text, images, messages=item.fields.get("messages"), reference=reference)
-
-
-def _beside(file: str, image: str) -> str:
-    """Returns the path of an image; where there is none it may stand beside the file that names it."""
-    beside = Path(file).parent / image
-    return str(beside) if not Path(image).exists() and beside.exists() else image
 
 
 def _line(item: Item) -> Item:

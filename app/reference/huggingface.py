@@ -89,6 +89,11 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
     return getattr(transformers, WITH_IMAGES.get(config.model_type, rest))
 
 
+def language_part(model: Any) -> Any:
+    """Returns what a text alone goes through: BLIP-2 as a whole takes none."""
+    return model.language_model if hasattr(model, "qformer") else model
+
+
 def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = None) -> dict[str, Tensor]:
     """Returns what a model takes of images [n, C, H, W], which stand in these ids: with their sizes where its tower
     reads images of any."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import InputError
-from vlm_app.reference.huggingface import image_inputs, model_class, quiet
+from vlm_app.reference.huggingface import image_inputs, language_part, model_class, quiet
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -43,8 +43,9 @@ class Reference:
                 **inputs, do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping, repetition_penalty=1.0, no_repeat_ngram_size=0,
                 max_new_tokens=limit, min_new_tokens=max(params.min_new_tokens, params.min_length - prompt),
-                min_length=0, num_return_sequences=1, eos_token_id=list(self._ends) or None, pad_token_id=self._pad,
-                forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
+                min_length=0, num_return_sequences=1, eos_token_id=list(self._ends) or None,
+                pad_token_id=self.pad_token_id, forced_bos_token_id=params.forced_bos_token_id,
+                forced_eos_token_id=params.forced_eos_token_id,
             )  # fmt: skip
         # given embeddings, a decoder returns the new tokens alone
         ids = out[0].tolist()[0 if "inputs_embeds" in inputs and not self.encoder_decoder else prompt :]
@@ -63,7 +64,8 @@ class Reference:
         return self.pipeline.capabilities.eos_token_ids
 
     @property
-    def _pad(self) -> int:
+    def pad_token_id(self) -> int:
+        """Returns what pads its inputs and outputs."""
         pad = self.model.config.get_text_config().pad_token_id
         return self._ends[0] if pad is None and self._ends else pad or 0
 
@@ -78,9 +80,8 @@ class Reference:
         these."""
         prompt, after = list(request.decoder_prompt_token_ids), after or []
         inputs: dict[str, Any] = {}
-        model, pixels = self.model, self._pixels(request)
-        if pixels is None and hasattr(model, "qformer"):
-            model = model.language_model
+        pixels = self._pixels(request)
+        model = language_part(self.model) if pixels is None else self.model
         if self.encoder_decoder:
             inputs["decoder_input_ids"] = self._tensor([*prompt, *after])
             if request.encoder_input_ids is not None:

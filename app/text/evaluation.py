@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from vlm.errors import InputError, listed
 from vlm.options import flag_of
 from vlm.requests.sampling_params import SamplingParams
@@ -53,7 +51,7 @@ def run_vlm(
     """Returns the outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are
     wrong."""
     sampling = SCORED | sampling
-    items = (Item(pair.place, None, pair.text) for pair in pairs)
+    items = (Item(pair.place, None, pair.text, fields=_images(pair)) for pair in pairs)
     outputs, valid, errors, start = [], [], [], time.perf_counter()
     for pair, (_, result) in zip(pairs, in_order(pipeline, items, to_input, sampling), strict=True):
         if isinstance(result, str):
@@ -65,6 +63,10 @@ def run_vlm(
     if not valid:
         raise InputError(f"no text of the data can be given to the model; {errors[0]}.")
     return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), valid, errors
+
+
+def _images(pair: Pair) -> dict[str, Any]:
+    return {"images": list(pair.images)} if pair.images else {}
 
 
 def check_comparable(sampling: dict[str, Any]) -> None:
@@ -84,55 +86,18 @@ def run_hugging_face(
     batch_size: int,
     dtype: str,
 ) -> Run:
-    """Runs the same token ids, padded to batches, through transformers' own generate: same device and settings."""
-    from transformers import AutoModelForSeq2SeqLM
+    """Runs the same token ids through transformers' own generate, in batches: same device and settings."""
+    from vlm_app.reference.batches import BatchedReference
 
-    from vlm_app.reference.huggingface import quiet
-
-    quiet()
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(pipeline.device).eval()
+    reference = BatchedReference.load(folder, pipeline, dtype, batch_size)
     request = lambda pair: pipeline.request(to_input(pair.text), **(SCORED | sampling))  # noqa: E731
-    _batch(model, [request(pair) for pair in pairs[:batch_size]], pipeline)  # warm-up
+    reference.tokens([request(pair) for pair in pairs[:batch_size]])  # warm-up
     # from text to text, as ours is timed
-    token_ids, start = [], time.perf_counter()
-    requests = [request(pair) for pair in pairs]
-    for at in range(0, len(requests), batch_size):
-        token_ids += _batch(model, requests[at : at + batch_size], pipeline)
+    start = time.perf_counter()
+    token_ids = reference.tokens([request(pair) for pair in pairs])
     assert pipeline.tokenizer is not None  # it made the ids of the texts
     texts = [pipeline.tokenizer.decode(tokens) for tokens in token_ids]
     return Run(texts, token_ids, time.perf_counter() - start)
-
-
-@torch.inference_mode()
-def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int]]:
-    params, pad = requests[0].params, pipeline.config.pad_token_id
-    longest = max(len(r.encoder_input_ids) for r in requests)
-    ids = torch.tensor([[*r.encoder_input_ids, *[pad] * (longest - len(r.encoder_input_ids))] for r in requests])
-    mask = torch.tensor([[1] * len(r.encoder_input_ids) + [0] * (longest - len(r.encoder_input_ids)) for r in requests])
-    start = torch.tensor([list(r.decoder_prompt_token_ids) for r in requests])
-    prompt = start.shape[1]
-    most = pipeline.capabilities.max_seq_len
-    limit = min(most, params.max_length or most)
-    out = model.generate(
-        ids.to(model.device), attention_mask=mask.to(model.device), decoder_input_ids=start.to(model.device),
-        do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
-        no_repeat_ngram_size=params.no_repeat_ngram_size, num_return_sequences=1,
-        min_length=max(prompt + params.min_new_tokens, params.min_length), min_new_tokens=None,
-        eos_token_id=[*_ends(pipeline, params)], bad_words_ids=[list(word) for word in params.bad_words_ids] or None,
-        forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
-        max_length=limit if params.max_new_tokens is None else prompt + params.max_new_tokens,
-    )  # fmt: skip
-    return [_up_to_end(row[prompt:], _ends(pipeline, params)) for row in out.tolist()]
-
-
-def _ends(pipeline: Pipeline, params: SamplingParams) -> tuple[int, ...]:
-    return (*pipeline.capabilities.eos_token_ids, *params.stop_token_ids)
-
-
-def _up_to_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:
-    at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-    return tokens[: at + 1]
 
 
 def agreement(ours: Run, theirs: Run) -> dict[str, float]:
@@ -143,9 +108,12 @@ def agreement(ours: Run, theirs: Run) -> dict[str, float]:
     return {"texts": 100 * sum(a == b for a, b in pairs) / len(pairs), "tokens": 100 * same / total}
 
 
-def outputs(pairs: list[Pair], ours: Run, theirs: Run | None) -> list[dict[str, str]]:
+def outputs(pairs: list[Pair], ours: Run, theirs: Run | None) -> list[dict[str, Any]]:
     """Returns the texts for people to look at."""
-    rows = [{"text": p.text, "reference": p.reference, "vlm": text} for p, text in zip(pairs, ours.texts, strict=True)]
+    rows = [
+        {**_images(pair), "text": pair.text, "reference": pair.reference, "vlm": text}
+        for pair, text in zip(pairs, ours.texts, strict=True)
+    ]
     if theirs is not None:
         rows = [{**row, "hf": text} for row, text in zip(rows, theirs.texts, strict=True)]
     return rows

@@ -1,4 +1,4 @@
-"""Texts with references, from a .tsv or .jsonl file."""
+"""Texts with references, and questions about images with answers, from a .tsv or .jsonl file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import InputError, listed
-from vlm_app.text.sources import Item, lines
+from vlm_app.text.sources import Item, beside, lines
 
-SOURCES, REFERENCES = ("text", "source", "document"), ("reference", "summary", "target", "translation")
+SOURCES = ("text", "source", "document", "question", "prompt")
+REFERENCES = ("reference", "summary", "target", "translation", "answer")
+IMAGES = ("images", "image")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Pair:
     text: str
     reference: str
     place: str  # for messages
+    images: tuple[str, ...] = ()  # paths of what the text asks about
 
 
 def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[str]]:
@@ -61,7 +64,12 @@ def _pair(item: Item, suffix: str) -> Pair | str:
     try:
         fields = json.loads(item.text)
         text, reference = (next(fields[n] for n in names if n in fields) for names in (SOURCES, REFERENCES))
+        images = next((fields[name] for name in IMAGES if name in fields), ())
     except (ValueError, TypeError, RuntimeError, StopIteration):
-        return f'{item.place}: it is no JSON object with "text" and "reference"'
-    whole = isinstance(text, str) and isinstance(reference, str) and text.strip() and reference.strip()
-    return Pair(text, reference, item.place) if whole else f"{item.place}: text or reference is no text"
+        return f'{item.place}: it is no JSON object with "text" and "reference", or "image", "question" and "answer"'
+    images = [images] if isinstance(images, str) else images
+    if not (isinstance(text, str) and isinstance(reference, str) and text.strip() and reference.strip()):
+        return f"{item.place}: text or reference is no text"
+    if not (isinstance(images, list | tuple) and all(isinstance(path, str) for path in images)):
+        return f"{item.place}: its images are no list of paths"
+    return Pair(text, reference, item.place, tuple(beside(item.source, path) for path in images))

@@ -22,7 +22,7 @@ MAX_SKIPPED = 2**30  # of a line that is too long, to find the next one
 
 @dataclass(frozen=True)
 class Item:
-    """One text, or why there is none. An empty one is passed through."""
+    """One text, or why there is none. An empty line or file is passed through; an argument is what it is."""
 
     source: str  # the file's name; "" for an argument
     line: int | None  # 1 is the first; None: the text is the whole file
@@ -32,7 +32,7 @@ class Item:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text.strip() or {"messages", "images", "input_ids"} & self.fields.keys())
+        return bool(self.source) and not (self.text.strip() or {"messages", "images", "input_ids"} & self.fields.keys())
 
     @property
     def place(self) -> str:
@@ -93,6 +93,12 @@ def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] =
             yield _whole(str(path), file)
         else:
             yield from lines(str(path), file)
+
+
+def beside(file: str, path: str) -> str:
+    """Returns a path that a file names; where there is none it may stand beside the file."""
+    other = Path(file).parent / path
+    return str(other) if not Path(path).exists() and other.exists() else path
 
 
 def check_ends(path: Path) -> None:

@@ -77,8 +77,24 @@ def summary(pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str 
     return _with_prefix(prefix, truncate, suffix)
 
 
+def answer(pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str | None = None) -> ToInput:
+    """Returns what turns a question into an input, whose images go beside it. InputError for a model that is asked
+    nothing."""
+    able, before = pipeline.capabilities, prefix or ""
+    if able.takes_prompt:
+        return lambda text: {"prompt": before + text, "truncate": truncate, **_end(suffix)}
+    if able.takes_text:
+        return _with_prefix(before, truncate, suffix)
+    if not (able.takes_question or able.asking_tasks):
+        raise InputError(f"{pipeline.family.name} answers no questions; give a model that is asked in words.")
+    if truncate or suffix is not None:
+        raise InputError(f"--truncate and --suffix are for prompts; {pipeline.family.name} takes none: leave them out.")
+    return lambda text: {"question": before + text}
+
+
 def _with_prefix(prefix: str, truncate: bool, suffix: str | None) -> ToInput:
-    return lambda text: {"text": prefix + text, "truncate": truncate, **_end(suffix)}
+    before = lambda text: prefix if text.strip() else ""  # noqa: E731 - an empty text stays one, and is refused
+    return lambda text: {"text": before(text) + text, "truncate": truncate, **_end(suffix)}
 
 
 def _end(suffix: str | None) -> dict[str, str]:

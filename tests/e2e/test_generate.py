@@ -155,6 +155,20 @@ def test_images_of_prompts_and_conversations_of_a_file(tmp_path):
     assert found == [out.token_ids for out in want] and len({tuple(tokens) for tokens in found}) == len(asked)
 
 
+def test_an_empty_argument_is_a_prompt_as_in_run(llama, tmp_path):
+    """A model whose tokenizer begins no text of its own accord has nothing to go on with; an empty line is skipped."""
+    tiny.save_with_words(tiny.gpt2(), tmp_path / "gpt2")
+    gpt2 = ("--model", tmp_path / "gpt2", *SHORT)
+    generated, ran = call("generate", "", *gpt2), call("run", "--text", "", *gpt2)
+    assert "text 1: there is no prompt" in one_sentence(generated, 1) and "there is no prompt" in one_sentence(ran)
+    assert call("generate", "-", *gpt2, stdin="\n").exit_code == 0
+    asked = ("--model", llama[1], *SHORT)
+    assert call("generate", "", *asked).stdout == call("run", "--text", "", *asked).stdout != "\n"
+    for verb in ("translate", "summarize"):
+        result = call(verb, "", "--device", "cpu", *(("--src-lang", "en", "--tgt-lang", "de") * (verb == "translate")))
+        assert "text 1: the text is empty; give at least one word" in one_sentence(result, 1)
+
+
 def test_lines_of_json_that_fail(llama, tmp_path):
     _, folder = llama
     rows = {

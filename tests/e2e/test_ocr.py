@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,6 +187,16 @@ def test_mistakes_are_one_sentence(cli, tmp_path, arguments, says):
     assert (code, out) == (2, "") and says in err
     assert err.startswith("vlm: ") and len(err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_texts_is_refused_before_a_page_is_read(cli, tmp_path):
+    """The same folder is free for another model then."""
+    source = tmp_path / "page.png"
+    shutil.copy(EXAMPLES / "page.png", source)
+    for asked in (("ocr", source, "-o", tmp_path / "out"), ("estimate", source)):
+        code, out, err = cli(*asked, "--model", "mini-t5")
+        assert (code, out) == (2, "") and "mini-t5 takes text, not images; vlm models lists what takes images." in err
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_engine_too_small(cli, tmp_path):

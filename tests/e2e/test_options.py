@@ -186,6 +186,21 @@ def test_log_probabilities_in_json(loaded, folders):
         assert [max(place.values()) for place in row["top_logprobs"]] == pytest.approx(row["logprobs"])
 
 
+def test_options_without_effect_are_named(folders):
+    asked = ("--model", folders["llama"], "--max-new-tokens", 2)
+    idle = ("--top-k", 5, "--top-p", 0.5, "--length-penalty", 2, "--early-stopping", "true", "--max-loras", 3)
+    result = call("generate", PROMPT, *asked, *idle, "--top-logprobs", 2)
+    assert result.exit_code == 0
+    assert [line for line in result.stderr.splitlines() if line.startswith("vlm: ")] == [
+        "vlm: warning: --top-k, --top-p have no effect without --temperature above 0.",
+        "vlm: warning: --length-penalty, --early-stopping have no effect without --num-beams above 1.",
+        "vlm: warning: --top-logprobs has no effect without --json.",
+        "vlm: warning: --max-loras has no effect without --lora.",
+    ]
+    for used in (("--temperature", 1, "--top-k", 5), ("--num-beams", 2, "--length-penalty", 2), ("--top-k", 0)):
+        assert "warning" not in call("run", "--text", PROMPT, *asked, *used).stderr
+
+
 def test_drafts_change_no_output(folders):
     asked = ("generate", PROMPT, "--model", folders["llama"], "--device", "cpu", "--ignore-eos", "--max-new-tokens", 40)
     plain = call(*asked).stdout

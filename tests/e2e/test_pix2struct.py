@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 
 import numpy as np
 import openai
@@ -11,7 +12,7 @@ import pytest
 
 import vlm
 from tests import pix2struct_kit as kit
-from tests.cli_kit import ended
+from tests.cli_kit import call, ended, one_sentence
 from tests.server_kit import serving
 from vlm.errors import InputError
 from vlm_app.server.tensors.inputs import read_batch
@@ -49,6 +50,25 @@ def test_a_question_about_each_picture(folders, pictures, capsys):
     code, out, err = ended(capsys, "run", *named, "--question", QUESTION, "--model", folders / "deplot", *SHORT)
     assert (code, out.splitlines()) == (0, answers), err
     assert text_of(folders / "deplot", pictures[0], question="is it a chart") != answers[0]
+
+
+def test_answers_are_scored(folders, pictures, tmp_path):
+    """A path may be one from the file's folder."""
+    want = text_of(folders / "deplot", pictures[0], question=QUESTION)
+    rows = [{"image": os.path.relpath(pictures[0], tmp_path), "question": QUESTION, "answer": answer}
+            for answer in (want, f"not {want}")]  # fmt: skip
+    bad = ['{"image": "a.png", "answer": "w1"}', '{"image": 3, "question": "w", "answer": "w"}']
+    (tmp_path / "questions.jsonl").write_text("\n".join([*map(json.dumps, rows), *bad]))
+    asked = ("eval", tmp_path / "questions.jsonl", "--model", folders / "deplot", *SHORT)
+    result = call(*asked, "--task", "answer", "--json", tmp_path / "r.json", "--exact-threshold", 60)
+    assert result.exit_code == 1 and "exact 50.00 is below 60" in result.stderr
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [row["vlm"] for row in found["outputs"]] == [want, want] and found["outputs"][0]["text"] == QUESTION
+    first, second = found["left_out"]
+    assert 'or "image", "question" and "answer"' in first and second.endswith("its images are no list of paths")
+    assert "asks about an image, and --task is translate; give --task answer" in one_sentence(call(*asked))
+    refused = one_sentence(call(*asked, "--task", "answer", "--compare-hf"))
+    assert "--compare-hf is of --task translate and summarize" in refused
 
 
 def test_no_question_is_one_sentence(folders, pictures, capsys):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests import tiny
 from tests.cli_kit import call, ended, one_sentence
 from tests.ocr_jobs import EXAMPLES
 from vlm.artifacts.checkpoint import Checkpoint
@@ -133,6 +134,16 @@ def test_what_cannot_be_quantized_is_told_in_a_sentence(folder, model, options, 
     result = call("quantize", model, "-o", "q", "--device", "cpu", "--max-new-tokens", 4, *options)
     assert words in one_sentence(result)
     assert not (folder / "q").exists()
+
+
+def test_outputs_end_where_the_model_does_unless_told_how_long_they_are(folder):
+    tiny.save_with_words(tiny.gpt2(n_positions=16), folder / "gpt2")
+    (folder / "texts.txt").write_text("w1 w2 w3\nw4 w5 w6 w7 w8 w9\n")
+    options = ("./gpt2", "--format", "gptq", "--group-size", 32, "--calibrate", "texts.txt")
+    refused = one_sentence(call("quantize", *options, "-o", "no", "--device", "cpu", "--max-new-tokens", 256))
+    assert "that the engine was built for; ask for fewer, with --max-new-tokens 1" in refused
+    figures, _ = quantize(*options)
+    assert figures["tokens"] == 16 - 3 + 16 - 6 and not figures["left_out"]
 
 
 def test_a_folder_of_something_else_is_not_replaced(folder, capsys):

@@ -93,6 +93,23 @@ def test_hugging_faces_tokens_in_float32(mbart, bart, tmp_path, beams):
     assert set(found["hf"]["scores"]) == {"exact", "rouge1", "rouge2", "rougeL"}
 
 
+@pytest.mark.parametrize("settings", [
+    ("--max-new-tokens", "12"), ("--max-length", "30", "--num-beams", "3", "--repetition-penalty", "1.3"),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [tiny.gpt2, tiny.opt])
+def test_a_decoder_beside_hugging_face(kind, settings, tmp_path):
+    """Prompts of several lengths: padded in front, or in batches of one length where padding would be counted."""
+    pairs, out, folder = tmp_path / "pairs.tsv", tmp_path / "eval.json", tmp_path / "model"
+    pairs.write_text("".join(f"{line}\tw1 w2\n" for line in LINES if line))
+    tiny.save_with_words(kind(seed=4), folder)
+    asked = ("--model", folder, "--task", "summarize", "--suffix", " w3", "--dtype", "float32", "--device", "cpu")
+    result = call("eval", pairs, *asked, *settings, "--compare-hf", "--json", out)
+    assert result.exit_code == 0, result.stderr
+    assert "token agreement 100.00%, texts with the same tokens 100.00%" in result.stdout
+    rows = json.loads(out.read_text())["outputs"]
+    assert all(row["vlm"] == row["hf"] for row in rows) and len({row["vlm"] for row in rows}) > 1
+
+
 def test_eval_leaves_out_what_the_model_cannot_take(bart, tmp_path):
     pairs = tmp_path / "pairs.jsonl"
     rows = [{"text": text, "reference": "w1"} for text in ("w1 w2", "w3 " * 400, "w4")]

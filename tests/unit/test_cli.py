@@ -26,6 +26,7 @@ class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
     family = SimpleNamespace(name="fake", inputs=("image",))
+    engine = SimpleNamespace(generation={})
     capabilities = SimpleNamespace(
         takes_prompt=False, takes_images=True, takes_text=False, one_image_a_prompt=False, reads_pages_in_steps=False
     )

@@ -13,7 +13,7 @@ import pytest
 
 from vlm.artifacts.generation_config import FIELDS
 from vlm.options import defaults_of, options_of
-from vlm.requests.generation import NOT_APPLIED
+from vlm.requests.generation import NOT_APPLIED, without_effect
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.options_page import PARTS, page
 
@@ -179,3 +179,13 @@ def test_what_a_model_may_set_is_read_of_its_folder():
 def test_the_page_on_options_is_up_to_date():
     written = (ROOT / "docs" / "options.md").read_text("utf-8")
     assert written == page(), "write it again: python -m vlm_app.options_page > docs/options.md"
+
+
+@pytest.mark.parametrize(("model", "idle"), [
+    ({}, {"temperature": ["top_p"], "num_beams": ["length_penalty"]}),
+    ({"do_sample": True}, {"num_beams": ["length_penalty"]}),
+    ({"num_beams": 4}, {"temperature": ["top_p"]}),
+])  # fmt: skip
+def test_what_the_model_sets_gives_effect_to_what_a_request_says(model, idle):
+    assert without_effect({"top_p": 0.5, "length_penalty": 2.0, "top_k": 0}, model) == idle
+    assert without_effect({"temperature": 0.5, "top_p": 0.5}, model) == {}

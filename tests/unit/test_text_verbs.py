@@ -19,7 +19,7 @@ from vlm_app.text.evaluation import Run, agreement
 from vlm_app.text.job import TextJob, in_order
 from vlm_app.text.pairs import read_pairs
 from vlm_app.text.sources import Item, from_arguments, from_file, one_text
-from vlm_app.text.tasks import summary, translation
+from vlm_app.text.tasks import answer, summary, translation
 
 
 class FakePipeline:
@@ -141,7 +141,7 @@ def test_a_lone_text_on_a_terminal_is_streamed(monkeypatch):
     assert text_options.streams(["a"], None, False) and not text_options.streams(["a"], None, True)
     for texts, out in ((["a", "b"], None), (["-"], None), (None, None), (["a"], "file")):
         assert not text_options.streams(texts, out, False)
-    for text, written, failures in (("hello", "HELLO\n", 0), ("bad", "\n", 1), (" ", "\n", 0)):
+    for text, written, failures in (("hello", "HELLO\n", 0), ("bad", "\n", 1), (" ", " \n", 0)):
         out = io.StringIO()
         report = TextJob(FakePipeline(), as_input, out, sampling={}).stream(Item("", 1, text))
         assert out.getvalue() == written and len(report.failures) == failures and report.texts == 1
@@ -192,6 +192,22 @@ def test_prefixes_and_codes_of_others():
     assert summary(pipeline_of("t5"), None, False)("a")["text"] == "summarize: a"
     assert summary(pipeline_of("bart"), None, False)("a")["text"] == "a"
     assert summary(pipeline_of("t5"), "", False)("a")["text"] == "a"
+    assert summary(pipeline_of("t5"), None, False)(" ")["text"] == " "
+
+
+def test_questions_go_where_a_model_takes_them():
+    def model(**takes):
+        able = {name: takes.get(name, False) for name in ("takes_prompt", "takes_text", "takes_question")}
+        family = SimpleNamespace(name="some")
+        return SimpleNamespace(family=family, capabilities=SimpleNamespace(**able, asking_tasks=()))
+
+    prompted, drawn = model(takes_prompt=True, takes_text=True), model(takes_question=True)
+    assert answer(prompted, "Q: ", False, " A:")("a") == {"prompt": "Q: a", "truncate": False, "suffix": " A:"}
+    assert answer(model(takes_text=True), None, True)("a") == {"text": "a", "truncate": True}
+    assert answer(drawn, None, False)("a") == {"question": "a"}
+    for pipeline, suffix, says in ((model(), None, "some answers no questions"), (drawn, "x", "leave them out")):
+        with pytest.raises(InputError, match=says):
+            answer(pipeline, None, False, suffix)
 
 
 @pytest.mark.parametrize(

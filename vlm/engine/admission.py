@@ -105,14 +105,16 @@ class Admission:
             raise LengthError(
                 f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - most} more than the"
                 f" {most} that the engine was built for; ask for fewer",
-                self._longer(prompt + new),
+                self._longer(prompt + new, most - prompt),
             )
         return length
 
-    def _longer(self, length: int) -> str:
-        """Returns what helps where positions allow such a length."""
+    def _longer(self, length: int, room: int) -> str:
+        """Returns what helps: fewer tokens where there is room for some, a longer engine where positions allow it."""
         most = self.config.position_limit
-        return f"or give --max-seq-len {length}" if most is None or length <= most else ""
+        fewer = [f"with --max-new-tokens {room}"] if room > 0 else []
+        longer = [f"or give --max-seq-len {length}"] if most is None or length <= most else []
+        return ", ".join(fewer + longer)
 
 
 def check_encoder_input(request: Request, encoder: ModelConfig, most: int) -> None:

@@ -91,6 +91,19 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
     return SamplingParams(**values)
 
 
+def without_effect(request: Mapping[str, Any], generation: dict[str, Any]) -> dict[str, list[str]]:
+    """Returns the settings of a request that nothing comes of, by the setting that they go with, which neither the
+    request nor the model gives. InputError as of `sampling_params`."""
+    params, plain = sampling_params(request, generation, loop_detection=False), SamplingParams()
+    found: dict[str, list[str]] = {}
+    for name, needed in ((name, own.only_with) for name, own in options_of(SamplingParams).items()):
+        if needed is None or request.get(name) in (None, getattr(plain, name)):
+            continue
+        if getattr(params, needed) == getattr(plain, needed):
+            found.setdefault(needed, []).append(name)
+    return found
+
+
 def _renamed(request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that a request has, with the names of Hugging Face's generate as ours."""
     said = {name: value for name, value in request.items() if name not in OTHER_NAMES and value is not None}

@@ -56,32 +56,32 @@ class SamplingOptions:
     top_k: int = draw(
         0, "Draw from the k likeliest; 0: all.", default=f"{MODELS}, or 0", allowed=count(31),
         openai=Offer(allowed=Range(-1, 2**31, high_open=True), read=lambda k: max(k, 0)),  # -1 is vLLM's: off
-        kserve=Offer("runtime_top_k"), model_key="top_k", drawn=True,
+        kserve=Offer("runtime_top_k"), model_key="top_k", drawn=True, only_with="temperature",
     )  # fmt: skip
     top_p: float = draw(
         1.0, "Draw from the likeliest that make up p.", default=f"{MODELS}, or 1", allowed=share(),
         openai=Offer(allowed=Range(0, 1), read=lambda p: max(p, LEAST_TOP_P)),
-        kserve=Offer("runtime_top_p"), model_key="top_p", drawn=True,
+        kserve=Offer("runtime_top_p"), model_key="top_p", drawn=True, only_with="temperature",
     )  # fmt: skip
     min_p: float = draw(
         0.0, "Draw from those of at least p times the likeliest's chance.", allowed=between(0, 1),
-        openai=Offer(), model_key="min_p", drawn=True,
+        openai=Offer(), model_key="min_p", drawn=True, only_with="temperature",
     )  # fmt: skip
     top_h: float = draw(
         0.0, "Draw from the likeliest that make up this part of the entropy; 0: all.",
-        allowed=between(0, 1, "0 is off"), model_key="top_h", drawn=True,
+        allowed=between(0, 1, "0 is off"), model_key="top_h", drawn=True, only_with="temperature",
     )  # fmt: skip
     typical_p: float = draw(
         1.0, "Draw from those of about the expected surprise that make up p.", allowed=share(),
-        model_key="typical_p", drawn=True,
+        model_key="typical_p", drawn=True, only_with="temperature",
     )  # fmt: skip
     epsilon_cutoff: float = draw(
         0.0, "Draw from those of at least this chance.", allowed=between(0, 1, "0 is off"),
-        model_key="epsilon_cutoff", drawn=True,
+        model_key="epsilon_cutoff", drawn=True, only_with="temperature",
     )  # fmt: skip
     eta_cutoff: float = draw(
         0.0, "The same, less where the next token is uncertain.", allowed=between(0, 1, "0 is off"),
-        model_key="eta_cutoff", drawn=True,
+        model_key="eta_cutoff", drawn=True, only_with="temperature",
     )  # fmt: skip
     repetition_penalty: float = penalty(
         1.0, "Above 1: tokens that stand there already count less.", allowed=FACTOR,
@@ -136,8 +136,9 @@ class SamplingOptions:
         False, "NaN and infinite logits become finite.", cli=False, model_key="remove_invalid_values"
     )
     renormalize_logits: bool = beam(
-        False, "Of beams: chances add up to 1 again after penalties and prohibitions.", model_key="renormalize_logits"
-    )
+        False, "Of beams: chances add up to 1 again after penalties and prohibitions.", model_key="renormalize_logits",
+        only_with="num_beams",
+    )  # fmt: skip
     min_new_tokens: int = length(
         0, "No end before so many.", allowed=count(30), openai=Offer("min_tokens", Range(0, 2**20)),
         kserve=Offer("min_length"), model_key="min_new_tokens",
@@ -148,12 +149,16 @@ class SamplingOptions:
         openai=Offer(allowed=Range(), read=values.to_seed), kserve=Offer("random_seed", read=values.to_seed),
     )  # fmt: skip
     top_p_decay: float = draw(
-        1.0, "With each token --top-p shrinks by this factor (factual nucleus).", allowed=share(), kserve=Offer()
+        1.0, "With each token --top-p shrinks by this factor (factual nucleus).", allowed=share(), kserve=Offer(),
+        only_with="temperature",
+    )  # fmt: skip
+    top_p_min: float = draw(
+        0.0, "… to no less than this,", allowed=between(0, 1), kserve=Offer(), only_with="temperature"
     )
-    top_p_min: float = draw(0.0, "… to no less than this,", allowed=between(0, 1), kserve=Offer())
     top_p_reset_id: int | None = draw(
-        None, "… and is as at the start after the token of this id.", kserve=Offer("top_p_reset_ids")
-    )
+        None, "… and is as at the start after the token of this id.", kserve=Offer("top_p_reset_ids"),
+        only_with="temperature",
+    )  # fmt: skip
     stop_token_ids: tuple[int, ...] = end((), "The id of a token that ends the output.", openai=Offer())
     stop: tuple[str, ...] = end(
         (), "A string that ends the output and is left out of its text.", check=values.check_stop,
@@ -197,16 +202,17 @@ class SamplingOptions:
     )  # fmt: skip
     length_penalty: float = beam(  # beams are ranked by sum of log-probabilities / length ** length_penalty
         1.0, "Of beams: above 0 favours long outputs.", allowed=between(-100, 100), openai=Offer(),
-        kserve=Offer("len_penalty"), model_key="length_penalty",
+        kserve=Offer("len_penalty"), model_key="length_penalty", only_with="num_beams",
     )  # fmt: skip
     early_stopping: bool | str = beam(
         False, "Of beams: true ends with as many outcomes as beams, false when none is likely to do better, never when"
         " none can.", allowed=Choice((False, True, "never"), "it must be False, True or 'never'"),
         read=values.read_early_stopping, openai=Offer(), model_key="early_stopping",
+        only_with="num_beams",
     )  # fmt: skip
     diversity_rate: float = beam(
         0.0, "Each rank among the continuations of one beam costs so much.", flags=("--beam-search-diversity-rate",),
-        allowed=between(0, 100), kserve=Offer("beam_search_diversity_rate"),
+        allowed=between(0, 100), kserve=Offer("beam_search_diversity_rate"), only_with="num_beams",
     )  # fmt: skip
     loop_detection: bool = end(
         False, "End an output that repeats itself without an end.", cli=False, default="the family's, without beams"

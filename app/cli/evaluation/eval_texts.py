@@ -4,68 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlm.errors import InputError
-from vlm.options import check_limits, option
-from vlm.ranges import at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
+from vlm_app.cli.evaluation.scoring import Scoring
+from vlm_app.cli.options import decoding
 from vlm_app.cli.options import texts as text_options
 from vlm_app.cli.options.common import Against, Model, ReferenceDType, check_reference
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
+from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from vlm.api.pipeline import Pipeline
+    from vlm_app.text.pairs import Pair
     from vlm_app.text.tasks import ToInput
 
-METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # of a task
-THRESHOLDS = {"bleu": "bleu", "rouge1": "rouge", "exact": "exact"}  # score -> its metric
 HF_BATCH_SIZE = 8
 WARM_UP = 200  # pairs before speed is taken
-THRESHOLD = "Exit with 1 below this score (0 to 100)."
 AS_IN_TRANSLATE = {"help": "As in vlm translate."}
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Which pairs are scored, by what. Raises InputError for what is unknown or not measured."""
-
-    task: str = option("translate", "translate or summarize.")
-    metric: tuple[str, ...] = option((), "bleu (and chrF), rouge or exact; repeat it.", default="those of the task")
-    limit: int | None = option(None, "The first so many pairs.", allowed=at_least(1))
-    bleu_threshold: float | None = option(None, THRESHOLD)
-    rouge1_threshold: float | None = option(None, THRESHOLD)
-    exact_threshold: float | None = option(None, THRESHOLD)
-
-    def __post_init__(self) -> None:
-        check_limits(self, flags=True)
-        if self.task not in METRICS:
-            raise InputError(f"--task is {self.task!r}; allowed are {', '.join(METRICS)}.")
-        names = sorted({name for names in METRICS.values() for name in names})
-        if unknown := [name for name in self.metrics if name not in names]:
-            raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(names)}.")
-        for name, metric in THRESHOLDS.items():
-            if self.thresholds[name] is not None and metric not in self.metrics:
-                why = f"--metric {' '.join(self.metrics)}" if self.metric else f"--task {self.task}"
-                raise InputError(f"--{name}-threshold does not go with {why}; add --metric {metric}.")
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Returns what is measured."""
-        return tuple(dict.fromkeys(self.metric or METRICS[self.task]))
-
-    @property
-    def thresholds(self) -> dict[str, float | None]:
-        """Returns the score that each metric must reach."""
-        return {name: getattr(self, f"{name}_threshold") for name in THRESHOLDS}
 
 
 @command
@@ -75,7 +39,9 @@ class Scoring:
 )  # fmt: skip
 def texts(
     *,
-    data: Annotated[Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference) file.")],
+    data: Annotated[
+        Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference; question, answer) file.")
+    ],
     model: Model = text_options.DEFAULT_TEXT_MODEL,
     scoring: Scoring,
     framing: text_options.Framing,
@@ -88,21 +54,29 @@ def texts(
 ) -> None:
     """Score a model: BLEU and chrF (sacrebleu) of translations, ROUGE (rouge-score) of summaries, and exact matches.
 
+    With --task answer a line of a .jsonl file has "question" and "answer", and "image" or "images" (paths, from the
+    working folder or the file's own) where it asks about some; the share of answers that are exactly the same counts.
+
     A line without a text and a reference, or with a text that the model cannot take, is named on stderr and left out.
     Of several outputs a text (--num-return-sequences) the best one counts. --compare-hf generates with transformers on
     the same token ids and settings, and prints its scores, how many tokens agree, and the speed of both: one
-    measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is what measures speed properly.
+    measurement after a warm-up, Hugging Face in padded batches of 8 (a decoder's in batches of one length where padding
+    would count: without --max-new-tokens, with a penalty of repetition); vlm bench is what measures speed properly.
 
     \b
     Examples:
       vlm eval examples/translate.tsv --src-lang en --tgt-lang de --compare-hf
       vlm eval pairs.tsv --src-lang en --tgt-lang de --model t5.engine --compare-hf --against google-t5/t5-small
       vlm eval examples/notices.jsonl --task summarize --rouge1-threshold 90
+      vlm eval examples/scenes.jsonl --task answer --model mini-llava
       vlm eval pairs.tsv --prefix "" --metric bleu --metric rouge --limit 500 --json scores.json
     """
+    from vlm_app.text.evaluation import SCORED
     from vlm_app.text.pairs import read_pairs
     from vlm_app.text.scores import check_installed
 
+    if compare_hf and scoring.task == "answer":
+        raise InputError("--compare-hf is of --task translate and summarize; vlm run --check-accuracy takes questions.")
     check_reference(reference_dtype, against, None if compare_hf else "--compare-hf")
     options.check_one_adapter("all texts are scored")
     check_installed(scoring.metrics)
@@ -113,8 +87,11 @@ def texts(
         options.check_base_alone("--compare-hf")
     text_options.check_output("--json", out, [data])
     pairs, errors = read_pairs(data, scoring.limit)
+    _check_task(scoring.task, pairs)
     folder = _hf_folder(against or model) if compare_hf else None
-    pipeline, sampling = text_options.load_text_model(model, options), sampling | options.adapter
+    load = decoding.load if scoring.task == "answer" else text_options.load_text_model
+    pipeline, sampling = load(model, options), sampling | options.adapter
+    warn_of_idle(pipeline, SCORED | sampling, options)
     reference = None if folder is None else _reference(folder, reference_dtype, pipeline)
     result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]
@@ -122,6 +99,12 @@ def texts(
     if out is not None:
         _write(out, result)
     _judge(result["vlm"]["scores"], scoring.thresholds)
+
+
+def _check_task(task: str, pairs: list[Pair]) -> None:
+    """Raises InputError for images that the task has no use for."""
+    if task != "answer" and (asking := [pair.place for pair in pairs if pair.images]):
+        raise InputError(f"{asking[0]} asks about an image, and --task is {task}; give --task answer.")
 
 
 def _hf_folder(model: str) -> Path:
@@ -140,7 +123,7 @@ def _reference(folder: Path, dtype: str | None, pipeline: Pipeline) -> tuple[Pat
 
 
 def _run(
-    pipeline: Pipeline, scoring: Scoring, framing: text_options.Framing, pairs: list[Any], sampling: dict[str, Any],
+    pipeline: Pipeline, scoring: Scoring, framing: text_options.Framing, pairs: list[Pair], sampling: dict[str, Any],
     reference: tuple[Path, str] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the figures; `reference`: Hugging Face's folder and the type that it computes in, where it runs, too."""
@@ -167,13 +150,14 @@ def _run(
 
 def _to_input(pipeline: Pipeline, task: str, framing: text_options.Framing) -> ToInput:
     """Returns what makes inputs of texts. Raises InputError for languages of a summary."""
-    from vlm_app.text.tasks import summary
+    from vlm_app.text.tasks import answer, summary
 
     if task == "translate":
         return framing.translation(pipeline)
     if framing.src_lang or framing.tgt_lang:
         raise InputError("--src-lang and --tgt-lang go with --task translate.")
-    return summary(pipeline, framing.prefix, framing.truncate, framing.suffix)
+    make = answer if task == "answer" else summary
+    return make(pipeline, framing.prefix, framing.truncate, framing.suffix)
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from vlm_app.cli.options import decoding, texts
 from vlm_app.cli.options.common import MODEL_HELP, Json
 from vlm_app.cli.options.extras import LINES_EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
+from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
@@ -43,7 +44,8 @@ def generate(
     A lone prompt's output is printed as it is, and on a terminal as it is decoded. Of several prompts, and of a file or
     stdin (-), which hold a prompt a line, each output is one line; of several outputs a prompt (--num-return-sequences)
     each is one, best first, and in JSON the others are "alternatives". A prompt that fails is named on stderr and
-    leaves an empty line for each output; the others are done and the exit code is 1.
+    leaves an empty line for each output; the others are done and the exit code is 1. An empty line is passed through;
+    an empty argument is a prompt, which models go on with whose tokenizers begin it.
 
     A .jsonl file has "prompt" or "text" in each line, or a conversation in "messages", and for models that take them
     "images", a list of paths. Messages may hold images between their texts: {"role": "user", "content": [{"type":
@@ -76,6 +78,7 @@ def generate(
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
     pipeline, sampling = decoding.load(name, options), sampling | options.adapter
+    warn_of_idle(pipeline, sampling, options, as_json=as_json)
     decoding.check_chat_model(pipeline, "vlm generate")
     if chat:
         from vlm_app.cli.inference.chat import converse

@@ -20,6 +20,7 @@ from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, Against, ReferenceDType, check_reference
 from vlm_app.cli.options.extras import EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
+from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing
 from vlm_app.core.load_options import LoadOptions
 
@@ -109,6 +110,8 @@ def run(
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if folder is not None:
         _check_requests(run_inputs, pipeline, folder)
+    else:
+        warn_of_idle(pipeline, sampling, options, as_json=display.as_json)
     if chat:
         from vlm_app.cli.inference.chat import converse
 

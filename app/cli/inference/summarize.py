@@ -12,6 +12,7 @@ from vlm_app.cli.options import texts
 from vlm_app.cli.options.common import Json, Model
 from vlm_app.cli.options.extras import LINES_EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
+from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.core.load_options import LoadOptions
 
 
@@ -54,6 +55,7 @@ def summarize(
         items = texts.items_of(text, files, whole=not by_line)
     items = extras.among(options.adapters).on_items(items)
     pipeline, sampling = texts.load_text_model(model, options), sampling | options.adapter
+    warn_of_idle(pipeline, sampling, options, as_json=as_json)
     from vlm_app.text.tasks import summary
 
     to_input = summary(pipeline, framing.prefix, framing.truncate, framing.suffix)

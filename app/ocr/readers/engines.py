@@ -57,8 +57,8 @@ class EngineConfig:
     ) -> EngineConfig:
         """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
 
-        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there, or for a prompt or
-        a question to a model that takes none.
+        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there, for a model
+        that reads no images, or for a prompt or a question to one that takes none.
         """
         from vlm.artifacts.engine_dir import EngineDir
         from vlm.backends.devices import resolve_device
@@ -69,8 +69,9 @@ class EngineConfig:
         if "max_batch_size" not in options.build and on == "cuda" and locate(model).kind != "engine":
             options = options.overridden_by(LoadOptions({"max_batch_size": cls.CUDA_BATCH_SIZE}))
         path = options.resolve(model, on, progress)
-        cls._check_adapters(path, options)
         engine = EngineDir.open(path, verify=False)
+        check_reads_images(family(engine.family), model)
+        cls._check_adapters(path, options)
         published, build_config = page_prompt(family(engine.family), model, prompt), engine.build
         options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
         if not (is_drawn := draws_questions(engine)):
@@ -181,6 +182,12 @@ def usual_workers(device: str, engines: int = 1) -> int:
 
     cores = usable_cpus() // engines
     return max(1, min(MOST_WORKERS, cores - 1 if resolve_device(device).type == "cuda" else cores // 2))
+
+
+def check_reads_images(family: FamilySpec, model: str) -> None:
+    """Raises InputError for a model of texts, before a job begins that would fail at each page."""
+    if not family.takes_images:
+        raise InputError(f"{model} takes {family.inputs[0]}, not images; vlm models lists what takes images.")
 
 
 def draws_questions(engine: EngineDir) -> bool:
