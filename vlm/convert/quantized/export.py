@@ -15,6 +15,7 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.files import atomic_dir, load_json
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.weights import Layout, TensorSource, write_tensors
+from vlm.convert.quantized.ignored import ignore_patterns
 from vlm.convert.quantized.integers import ZERO_LEVEL
 from vlm.convert.quantized.source import read_quantized
 from vlm.convert.roles import ConvertedRole, convert_roles, named_tensors, role_configs
@@ -52,8 +53,7 @@ def export_compressed_tensors(checkpoint: Checkpoint, folder: Path, *, like: Pat
     tensors: dict[str, Read] = {name: _reader(original.tensors, name) for name in original.tensors}
     for role, converted, names in _roles(original):
         tensors = _with_role(tensors, checkpoint, role, converted, names)
-    matrices = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")} | {"lm_head"}
-    settings["ignore"] = sorted(name for name in matrices if f"{name}.weight_scale" not in tensors)
+    settings["ignore"] = _ignored(tensors)
     with atomic_dir(Path(folder), _is_export, WHAT, CheckpointError) as draft:
         write_tensors(draft / "model.safetensors", _source(tensors))
         config = original.config | {"quantization_config": settings}
@@ -89,6 +89,13 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
         "kv_cache_scheme": None,
         **({FOLDED: True} if options.get(FOLDED) else {}),  # other programs pass it over
     }
+
+
+def _ignored(tensors: Mapping[str, Read]) -> list[str]:
+    """Returns the patterns of the matrices that stay dense."""
+    quantized = {name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")}
+    weights = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")} - quantized
+    return ignore_patterns([name for name in weights if tensors[f"{name}.weight"]().dim() == 2], quantized)
 
 
 def _group_size(checkpoint: Checkpoint) -> int:
