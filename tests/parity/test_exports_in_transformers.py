@@ -93,7 +93,10 @@ def test_what_transformers_takes_for_quantized_is_what_is(name, tmp_path):
 
     model, _, folder = exported(name, "int8", tmp_path)
     settings = json.loads((folder / "config.json").read_text())["quantization_config"]
-    found = [list(module.get_parameter("weight").shape) for _, module in match_named_modules(model, ["Linear"], settings["ignore"])]
+    found = [
+        list(module.get_parameter("weight").shape)
+        for _, module in match_named_modules(model, ["Linear"], settings["ignore"])
+    ]
     with safe_open(folder / "model.safetensors", "pt") as file:
         want = [file.get_tensor(key).tolist() for key in file.keys() if key.endswith(".weight_shape")]  # noqa: SIM118
     assert sorted(found) == sorted(want)
