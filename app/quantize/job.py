@@ -13,6 +13,7 @@ from vlm.build.from_model import checkpoint_of
 from vlm.build.store import Source, locate
 from vlm.convert.quantized.export import export_compressed_tensors
 from vlm.convert.quantized.exportable import check_export_folder, check_exportable
+from vlm.convert.quantized.in_transformers import must_dequantize
 from vlm.errors import InputError
 from vlm.layers.quant.methods import quantization_of
 from vlm.quantize.calibration import Calibration, forced
@@ -64,7 +65,9 @@ class QuantizeJob:
                 engines = Engines(self.options, scratch, self.progress)
                 result = _CalibratedRun(self, checkpoint, samples, engines).record()
         if self.export is not None:
-            export_compressed_tensors(Checkpoint.open(self.out), self.export, like=source.path)
+            quantized = Checkpoint.open(self.out)
+            export_compressed_tensors(quantized, self.export, like=source.path)
+            result["export"] = {"folder": str(self.export), "must_dequantize": must_dequantize(quantized)}
         return result
 
     def _samples(self) -> Samples | None:

@@ -80,7 +80,9 @@ def test_a_chat_model_is_calibrated_on_questions_about_images():
 
 def test_what_needs_no_inputs_takes_none():
     figures, told = quantize("mini-t5", "--format", "fp8", "--export", "hf")
-    assert figures.keys() == {"model", "out", "format", "quantization", "quantization_options", "bytes"}
+    assert figures.keys() == {"model", "out", "format", "quantization", "quantization_options", "bytes", "export"}
+    assert figures["export"] == {"folder": "hf", "must_dequantize": True}
+    assert "loaded with quantization_config=CompressedTensorsConfig(run_compressed=False)" in " ".join(told.split())
     assert "No inputs were given" in told and Checkpoint.open("q").quantization == "fp8"
     translated = [
         call("translate", "The dog sleeps.", "--model", model, "--src-lang", "en", "--tgt-lang", "de").stdout

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import CompressedTensorsConfig
 
 from tests import tiny
-from tests.parity.cases import mostly_slow
+from tests.parity.cases import SLOW, mostly_slow
 from tests.quantized_folders import quantized_checkpoint
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -18,8 +20,10 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.quantized.export import export_compressed_tensors
+from vlm.convert.quantized.in_transformers import must_dequantize
 
 pytest.importorskip("compressed_tensors")
+pytestmark = pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 NEW, TEXT = 6, [5, 9, 11, 7]
 TEXTS = {
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
@@ -56,6 +60,14 @@ def exported(name: str, method: str, folder: Path):
     return model, checkpoint, export_compressed_tensors(checkpoint, folder / "export", like=folder / "hf")
 
 
+def loaded(name: str, folder: Path, dequantizes: bool):
+    """Returns an export as transformers loads it."""
+    options: dict[str, Any] = {"dtype": torch.float32}
+    if dequantizes:
+        options["quantization_config"] = CompressedTensorsConfig(run_compressed=False)
+    return type(MODELS[name]()).from_pretrained(folder, **options)
+
+
 def inputs_of(name: str, pipe: Pipeline, model) -> tuple[dict, dict]:
     """Returns one input, as we take it and as Hugging Face's `generate` does."""
     field = pipe.capabilities.id_field
@@ -66,7 +78,8 @@ def inputs_of(name: str, pipe: Pipeline, model) -> tuple[dict, dict]:
         return {field: TEXT}, {"input_ids": torch.tensor([TEXT])}
     visual = pipe.llm.encoders.visual.config
     pixels = torch.randn(1, 3, *visual.image_size, generator=torch.Generator().manual_seed(1))
-    ids = torch.tensor([[model.config.image_token_index] * visual.num_features + TEXT])
+    mark = getattr(model.config, "image_token_index", None) or model.config.image_token_id
+    ids = torch.tensor([[mark] * visual.num_features + TEXT])
     rows = range(model.config.text_config.vocab_size, model.config.text_config.vocab_size + visual.num_features)
     theirs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
     return {field: [*rows, *TEXT], "pixel_values": pixels}, theirs
@@ -87,6 +100,13 @@ def check_computes_the_same(name: str, checkpoint: Checkpoint, folder: Path, mod
     torch.testing.assert_close(found.generation_logits, torch.cat(want.logits), atol=5e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def first_logits(model, inputs: dict) -> torch.Tensor:
+    """Returns Hugging Face's logits [1, V] of the first new token."""
+    options = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "output_logits": True}
+    return model.eval().generate(**inputs, **options, return_dict_in_generate=True).logits[0]
+
+
 @pytest.mark.parametrize("name", mostly_slow({name: name for name in MODELS}, ("llava", "nougat", "trocr", "blip2-t5")))
 def test_what_transformers_takes_for_quantized_is_what_is(name, tmp_path):
     from compressed_tensors.utils import match_named_modules
@@ -102,11 +122,40 @@ def test_what_transformers_takes_for_quantized_is_what_is(name, tmp_path):
     assert sorted(found) == sorted(want)
 
 
-COMPRESSED = ("llava", "nougat", "trocr", "idefics3", "qwen_vl", "lighton_ocr", "llama", "opt")
+NAMES = {name: name for name in MODELS if name != "pix2struct"}  # whose inputs are cut by its processor
 
 
-@pytest.mark.parametrize("name", mostly_slow({name: name for name in COMPRESSED}, ("llava", "nougat")))
-@pytest.mark.parametrize("method", ["int8"])
-def test_an_export_runs_as_it_is(name, method, tmp_path):
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ("llava", "nougat", "t5", "blip2-opt")))
+@pytest.mark.parametrize("method", ["int8", pytest.param("int4", marks=SLOW)])
+def test_an_export_is_run_as_it_is_said_to_be_loaded(name, method, tmp_path):
+    _, checkpoint, folder = exported(name, method, tmp_path)
+    check_computes_the_same(name, checkpoint, tmp_path, loaded(name, folder, must_dequantize(checkpoint)))
+
+
+AS_THEY_ARE = ("llama", "opt", "starcoder", "llava", "nougat", "trocr", "idefics3", "qwen_vl", "lighton_ocr")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["w8a8", "fp8"])
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_an_export_whose_inputs_are_rounded_is_near_the_dequantized_one(name, method, tmp_path):
     model, checkpoint, folder = exported(name, method, tmp_path)
-    check_computes_the_same(name, checkpoint, tmp_path, type(model).from_pretrained(folder, dtype=torch.float32))
+    assert not must_dequantize(checkpoint)
+    pipe = Pipeline(build_engine(checkpoint, tmp_path / "engine", BuildConfig()), RuntimeConfig(device="cpu"))
+    _, theirs = inputs_of(name, pipe, model)
+    found, want = (first_logits(loaded(name, folder, dequantizes), theirs) for dequantizes in (False, True))
+    torch.testing.assert_close(found, want, atol=0.2 * float(want.abs().max()), rtol=0)
+    assert not torch.equal(found, want)
+
+
+RUN = {"t5": "none", "m2m100": "none", "blip2-opt": "none", "starcoder": "unpacked", "pix2struct": "unpacked",
+       "nougat": "all", "llava": "all", "llama": "all"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_families_say_which_of_their_weights_run_as_they_are(name, tmp_path):
+    found = []
+    for method in ("int8", "w8a8"):
+        _, checkpoint, _ = exported(name, method, tmp_path / method)
+        found.append(must_dequantize(checkpoint))
+    assert found == {"none": [True, True], "unpacked": [True, False], "all": [False, False]}[RUN[name]]

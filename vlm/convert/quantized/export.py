@@ -108,7 +108,7 @@ def _with_role(tensors: dict[str, Read], checkpoint: Checkpoint, role: OriginalR
             sizes = [len(tensors.pop(name)()) for name in sources]
             parameters = {name: weights[f"{path}.{name}"] for name in layers[path].specs}
             for name, part in zip(sources, _parts(step, parameters, sizes), strict=True):
-                layer = _layer(part, packs=FORMATS[checkpoint.quantization or ""][0] == PACKED)
+                layer = layer_tensors(part, packs=FORMATS[checkpoint.quantization or ""][0] == PACKED)
                 tensors |= {f"{name.removesuffix('.weight')}.{key}": read for key, read in layer.items()}
         elif target not in weights:
             raise CheckpointError(
@@ -139,7 +139,7 @@ def _dense(step: Step, value: Tensor, sources: Mapping[str, Tensor]) -> dict[str
     return {name: _constant(p.view(t.shape)) for (name, t), p in zip(sources.items(), parts, strict=True)}
 
 
-def _layer(parameters: Mapping[str, Tensor], *, packs: bool) -> dict[str, Read]:
+def layer_tensors(parameters: Mapping[str, Tensor], *, packs: bool) -> dict[str, Read]:
     """Returns the readers of one layer's tensors by their names in it."""
     readers = {name: _constant(value) for name, value in parameters.items() if name in ("weight_scale", "input_scale")}
     if not packs:
