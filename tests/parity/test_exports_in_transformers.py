@@ -19,8 +19,9 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
-from vlm.convert.quantized.export import export_compressed_tensors
+from vlm.convert.quantized.export import export_compressed_tensors, layer_tensors
 from vlm.convert.quantized.in_transformers import must_dequantize
+from vlm.layers.quant.int4 import Int4
 
 pytest.importorskip("compressed_tensors")
 pytestmark = pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
@@ -132,6 +133,13 @@ def test_an_export_is_run_as_it_is_said_to_be_loaded(name, method, tmp_path):
     check_computes_the_same(name, checkpoint, tmp_path, loaded(name, folder, must_dequantize(checkpoint)))
 
 
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ("opt",)))
+def test_an_asymmetric_export_is_dequantized_as_it_is_loaded(name, tmp_path):
+    _, checkpoint, folder = exported(name, "int4-asymmetric", tmp_path)
+    assert must_dequantize(checkpoint)
+    check_computes_the_same(name, checkpoint, tmp_path, loaded(name, folder, True))
+
+
 AS_THEY_ARE = ("llama", "opt", "starcoder", "llava", "nougat", "trocr", "idefics3", "qwen_vl", "lighton_ocr")
 
 
@@ -159,3 +167,20 @@ def test_families_say_which_of_their_weights_run_as_they_are(name, tmp_path):
         _, checkpoint, _ = exported(name, method, tmp_path / method)
         found.append(must_dequantize(checkpoint))
     assert found == {"none": [True, True], "unpacked": [True, False], "all": [False, False]}[RUN[name]]
+
+
+def test_packed_tensors_are_those_of_the_library():
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    weight = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
+    parameters = Int4(8, symmetric=False).quantize(weight)
+    arguments = QuantizationArgs(num_bits=4, symmetric=False, group_size=8)
+    dense: dict[str, Any] = {"weight": weight, "weight_scale": parameters["weight_scale"],
+                             "weight_zero_point": (parameters["weight_zero"].int() - 8).to(torch.int8)}  # fmt: skip
+    library = BaseCompressor.get_value_from_registry("pack-quantized")
+    want: dict[str, Any] = library.compress(dense, QuantizationScheme(targets=["Linear"], weights=arguments))
+    found = {name: read() for name, read in layer_tensors(parameters, packs=True).items()}
+    assert found.keys() == want.keys()
+    for name, tensor in want.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
