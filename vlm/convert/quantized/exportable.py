@@ -62,21 +62,21 @@ def check_exportable(folder: HFFolder, quantization: Quantization) -> None:
 
 def check_roles(folder: HFFolder, roles: list[OriginalRole], quantization: Quantization) -> None:
     """Raises what `check_exportable` does, of networks that were read."""
-    others, count = {}, 0
-    for role in roles:
-        paths = role.layers(quantization)
-        count += len(paths)
-        for target, step, sources in role.steps():
-            path = target.removesuffix(".weight")
-            if (
-                path in paths
-                and target.endswith(".weight")
-                and not _is_linear(step, [folder.tensors[n] for n in sources])
-            ):
-                others[f"{role.name}.{path}"] = sources[0]
+    paths = {role.name: role.layers(quantization) for role in roles}
+    others = {
+        f"{role.name}.{target.removesuffix('.weight')}": sources[0]
+        for role in roles
+        for target, step, sources in role.steps()
+        if target.endswith(".weight") and target.removesuffix(".weight") in paths[role.name]
+        if not _is_linear(step, [folder.tensors[name] for name in sources])
+    }
     if others:
         kept = ",".join((*quantization.ignore, *others))
-        remedy = "" if len(others) == count else f", or leave such layers as they are: --ignore '{kept}'"
+        remedy = (
+            ""
+            if len(others) == sum(map(len, paths.values()))
+            else f", or leave such layers as they are: --ignore '{kept}'"
+        )
         more = "" if len(others) == 1 else f" (and {len(others) - 1} more)"
         raise ConfigError(
             f"{next(iter(others.values()))}{more} is no Linear in Hugging Face's model, so compressed-tensors does not"
