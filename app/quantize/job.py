@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.checkpoint import Checkpoint, check_output, scratch_beside
+from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.from_model import checkpoint_of
 from vlm.build.store import Source, locate
 from vlm.convert.quantized.export import export_compressed_tensors
+from vlm.convert.quantized.exportable import check_export_folder, check_exportable
+from vlm.convert.quantized.in_transformers import must_dequantize
 from vlm.errors import InputError
+from vlm.layers.quant.methods import quantization_of
 from vlm.quantize.calibration import Calibration, forced
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.model import quantize_checkpoint
@@ -53,7 +57,7 @@ class QuantizeJob:
         samples, source = self._samples(), self._source()
         with scratch_beside(self.out) as scratch:
             checkpoint = checkpoint_of(source, scratch, self.progress)
-            self._check_plan(plan_of(checkpoint, self.config))
+            self._check_plan(plan_of(checkpoint, self.config), source)
             if samples is None:
                 quantized = quantize_checkpoint(checkpoint, self.out, self.config, progress=self.progress)
                 result = self.figures(checkpoint, quantized)
@@ -61,7 +65,9 @@ class QuantizeJob:
                 engines = Engines(self.options, scratch, self.progress)
                 result = _CalibratedRun(self, checkpoint, samples, engines).record()
         if self.export is not None:
-            export_compressed_tensors(Checkpoint.open(self.out), self.export, like=source.path)
+            quantized = Checkpoint.open(self.out)
+            export_compressed_tensors(quantized, self.export, like=source.path)
+            result["export"] = {"folder": str(self.export), "must_dequantize": must_dequantize(quantized)}
         return result
 
     def _samples(self) -> Samples | None:
@@ -81,21 +87,26 @@ class QuantizeJob:
         if source.path.resolve() == self.out.resolve():
             raise InputError(f"--out {self.out} is the model itself; choose another place.")
         if self.export is not None:
-            self._check_export(source)
+            self._check_export(self.export, source)
         return source
 
-    def _check_export(self, source: Source) -> None:
-        """Raises InputError for an export that there is no form for."""
+    def _check_export(self, export: Path, source: Source) -> None:
+        """Raises InputError for an export that there is no form for, CheckpointError for a place where none can be."""
         if source.kind != "hf":
             raise InputError(f"--export is made like a Hugging Face folder, and {self.model} is none; leave it out.")
+        check_export_folder(export)
 
-    def _check_plan(self, plan: Plan) -> None:
-        """Raises InputError for an export of layers whose inputs are scaled or ordered in front of them."""
-        if self.export is not None and (names := [name for name in REMEDIES if plan.options.get(name)]):
+    def _check_plan(self, plan: Plan, source: Source) -> None:
+        """Raises InputError for an export of layers whose inputs are scaled or ordered in front of them, ConfigError of
+        layers that are no Linear in Hugging Face's model."""
+        if self.export is None:
+            return
+        if names := [name for name in REMEDIES if plan.options.get(name)]:
             raise InputError(
                 f"--export writes compressed-tensors, which has no place for {names[0]}; leave it out, or quantize"
                 f" {REMEDIES[names[0]]}."
             )
+        check_exportable(HFFolder(source.path), quantization_of(self.config.quantization, plan.options))
 
     def figures(self, dense: Checkpoint, quantized: Checkpoint) -> dict[str, Any]:
         """Returns what is known without a run."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vlm.convert.quantized.in_transformers import LOADED
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -34,12 +36,18 @@ def table(result: dict[str, Any]) -> Table:
 
 def summary(result: dict[str, Any]) -> Iterator[str]:
     """Yields what is said beneath the table."""
+    yield _compared(result)
+    if result.get("export", {}).get("must_dequantize"):
+        yield f"transformers runs {result['export']['folder']} only where it is loaded with {LOADED}."
+
+
+def _compared(result: dict[str, Any]) -> str:
+    """Returns how much the quantized model differs."""
     if "tokens" not in result:
-        yield "No inputs were given to compare on: add --calibrate pages/ or texts.jsonl for a report."
-        return
+        return "No inputs were given to compare on: add --calibrate pages/ or texts.jsonl for a report."
     which = "held-out inputs" if result["held_out"] else "inputs, which it was calibrated on"
     difference = result["logprob_difference"]
-    yield (
+    return (
         f"On {result['compared_on']} {which} ({result['tokens']:,} tokens, {result['dtype']} on {result['device']}):"
         f" {result['token_agreement']:.2f}% of the tokens and {result['equal_outputs']:.1f}% of the outputs are the"
         f" dense model's, log-probabilities differ by {difference['mean']:.4f} on average, {difference['largest']:.3f}"

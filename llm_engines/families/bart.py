@@ -63,7 +63,7 @@ ROLES = {
         weight_prefix="model.encoder.",
         shared_tensors=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
     ),
-    "decoder": Role("bart", shared_tensors=("model.encoder.embed_tokens.weight",)),
+    "decoder": Role("bart", shared_tensors=("model.encoder.embed_tokens.weight",), hf_runs="none"),
 }
 
 BART = FamilySpec(

@@ -25,7 +25,7 @@ def _gpt2(hidden: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]
 GPT2 = FamilySpec(
     name="gpt2",
     summary="Text, code: GPT-2, SantaCoder, StarCoder, NeMo decoders (openai-community/gpt2*, bigcode/*, .nemo)",
-    roles={"decoder": Role("gpt2")},
+    roles={"decoder": Role("gpt2", hf_runs="unpacked")},
     matches=lambda config: config.get("model_type") in ("gpt2", "gpt_bigcode", "nemo_gpt"),
     inputs=("text",),
     base_prefixes=("transformer.", "model.language_model."),  # Hugging Face's, NeMo's

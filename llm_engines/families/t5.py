@@ -67,7 +67,9 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
 T5_ENCODER = FamilySpec(
     name="t5-encoder",
     summary="Text to hidden states: encoders of T5, T5 v1.1, mT5, UMT5 saved alone (T5EncoderModel)",
-    roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared_tensors=("shared.weight",))},
+    roles={
+        "encoder": Role("t5-encoder", weight_prefix="encoder.", shared_tensors=("shared.weight",), hf_runs="unpacked")
+    },
     matches=_is_t5_encoder,
     inputs=("text",),
     make_tokenizer=make_tokenizer,
@@ -83,7 +85,7 @@ T5 = FamilySpec(
             weight_prefix="encoder.",
             shared_tensors=("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
         ),
-        "decoder": Role("t5", shared_tensors=("encoder.embed_tokens.weight",)),
+        "decoder": Role("t5", shared_tensors=("encoder.embed_tokens.weight",), hf_runs="unpacked"),
     },
     matches=_is_t5,
     inputs=("text",),

@@ -80,7 +80,9 @@ def test_a_chat_model_is_calibrated_on_questions_about_images():
 
 def test_what_needs_no_inputs_takes_none():
     figures, told = quantize("mini-t5", "--format", "fp8", "--export", "hf")
-    assert figures.keys() == {"model", "out", "format", "quantization", "quantization_options", "bytes"}
+    assert figures.keys() == {"model", "out", "format", "quantization", "quantization_options", "bytes", "export"}
+    assert figures["export"] == {"folder": "hf", "must_dequantize": True}
+    assert "loaded with quantization_config=CompressedTensorsConfig(run_compressed=False)" in " ".join(told.split())
     assert "No inputs were given" in told and Checkpoint.open("q").quantization == "fp8"
     translated = [
         call("translate", "The dog sleeps.", "--model", model, "--src-lang", "en", "--tgt-lang", "de").stdout
@@ -91,6 +93,17 @@ def test_what_needs_no_inputs_takes_none():
     refused = call("quantize", "mini-t5", "-o", "again", "--format", "gptq", "--act-order", "--calibrate",
                    EXAMPLES / "translate.tsv", "--export", "hf2")  # fmt: skip
     assert "has no place for input_order; leave it out, or quantize without --act-order" in one_sentence(refused)
+
+
+def test_an_export_that_must_fail_is_refused_before_anything_is_quantized(folder):
+    tiny.gpt2(seed=1).save_pretrained("gpt2")
+    refused = call("quantize", "gpt2", "-o", "q", "--format", "int8", "--export", "hf")
+    assert "is no Linear in Hugging Face's model" in one_sentence(refused)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("mine")
+    refused = call("quantize", "mini-t5", "-o", "q", "--format", "int8", "--export", "mine")
+    assert "mine exists and is no folder of compressed-tensors" in one_sentence(refused)
+    assert sorted(path.name for path in folder.iterdir()) == ["gpt2", "mine"]
 
 
 def test_folded_scales_are_exported():

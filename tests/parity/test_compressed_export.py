@@ -10,12 +10,15 @@ from tests import tiny
 from tests.quantized_folders import prompt_logits, quantized_checkpoint
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.quantized.export import export_compressed_tensors, packed32
+from vlm.convert.quantized.exportable import check_exportable
 from vlm.convert.quantized.layer import unpacked
 from vlm.errors import CheckpointError, ConfigError
+from vlm.layers.quant.methods import quantization_of
 from vlm.quantize.calibration import Calibration, forced, recording
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.model import quantize_checkpoint
@@ -106,7 +109,7 @@ def test_transformers_computes_the_same_with_an_export(method, tmp_path):
 
 def test_what_compressed_tensors_cannot_say_is_refused(tmp_path):
     checkpoint = checkpoint_of(tiny.gpt2(seed=1), tmp_path, "int8")
-    with pytest.raises(ConfigError, match=r"c_(attn|proj)\.weight is no Linear in Hugging Face's model"):
+    with pytest.raises(ConfigError, match=r"c_(attn|proj)\.weight \(and 7 more\) is no Linear.*leave --export out\.$"):
         export_compressed_tensors(checkpoint, tmp_path / "export", like=tmp_path / "hf")
     assert not (tmp_path / "export").exists()
     scaled = quantized_checkpoint(Checkpoint.open(tmp_path / "plain"), tmp_path / "other", "int8")
@@ -115,6 +118,16 @@ def test_what_compressed_tensors_cannot_say_is_refused(tmp_path):
         export_compressed_tensors(scaled, tmp_path / "export", like=tmp_path / "hf")
     with pytest.raises(ConfigError, match="is not quantized; run vlm quantize first"):
         export_compressed_tensors(Checkpoint.open(tmp_path / "plain"), tmp_path / "export", like=tmp_path / "hf")
+
+
+@pytest.mark.parametrize("make", [tiny.qwen_vl, tiny.pix2struct])
+def test_layers_that_hugging_face_keeps_otherwise_are_named_as_those_to_ignore(make, tmp_path):
+    name = "visual.patch_embed"
+    make().save_pretrained(tmp_path / "hf")
+    quantization = quantization_of("int8", {"ignore": ["head"]})
+    with pytest.raises(ConfigError, match=rf"leave --export out, or leave such layers .* --ignore 'head,{name}'"):
+        check_exportable(HFFolder(tmp_path / "hf"), quantization)
+    check_exportable(HFFolder(tmp_path / "hf"), quantization_of("int8", {"ignore": ["head", name]}))
 
 
 def test_a_folder_that_is_quantized_is_no_original(tmp_path):

@@ -78,7 +78,7 @@ BLIP2_OPT = FamilySpec(
     summary="Images and text to text: BLIP-2 with an OPT decoder (Salesforce/blip2-opt-*)",
     roles={
         "visual": Role("blip2-vision"),
-        "decoder": Role("opt", config_key="text_config", weight_prefix="language_model."),
+        "decoder": Role("opt", config_key="text_config", weight_prefix="language_model.", hf_runs="none"),
     },
     matches=_is_blip2("opt"),
     inputs=("image", "text"),
@@ -101,7 +101,7 @@ BLIP2_T5 = FamilySpec(
             ),
         ),
         "decoder": Role(
-            "t5", config_key="text_config", weight_prefix="language_model.",
+            "t5", config_key="text_config", weight_prefix="language_model.", hf_runs="none",
             shared_tensors=("language_model.encoder.embed_tokens.weight",),
         ),
     },

@@ -96,7 +96,7 @@ PIX2STRUCT = FamilySpec(
     summary="Screens, charts and documents to text: Pix2Struct, DePlot, MatCha (google/pix2struct-*, deplot, matcha-*)",
     roles={
         "visual": Role("pix2struct-vision", config_key="vision_config", weight_prefix="encoder."),
-        "decoder": Role("pix2struct-text", weight_prefix="decoder."),
+        "decoder": Role("pix2struct-text", weight_prefix="decoder.", hf_runs="unpacked"),
     },
     matches=_is_pix2struct,
     inputs=("image",),

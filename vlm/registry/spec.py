@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from vlm.config import Config
 from vlm.errors import ConfigError
@@ -97,6 +97,9 @@ class Role:
     weight_prefix: str = ""  # "encoder." for `encoder.embeddings…`
     shared_tensors: tuple[str, ...] = ()  # tensors without that prefix which this role takes too,
     shared_prefix: str = ""  # … and what their names lose
+    # which weights Hugging Face's class runs as compressed-tensors keeps them; not with "unpacked" those of words of 32
+    # bits. Before a decoder it runs none.
+    hf_runs: Literal["all", "unpacked", "none"] = "all"
 
 
 @dataclass(frozen=True)

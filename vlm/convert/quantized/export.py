@@ -12,21 +12,18 @@ import torch
 from torch import Tensor
 
 from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.files import atomic_dir, load_json
+from vlm.artifacts.files import atomic_dir
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.weights import Layout, TensorSource, write_tensors
+from vlm.convert.quantized.exportable import WHAT, OriginalRole, check_roles, is_export, original_roles, row_order
+from vlm.convert.quantized.ignored import ignore_patterns
 from vlm.convert.quantized.integers import ZERO_LEVEL
-from vlm.convert.quantized.source import read_quantized
-from vlm.convert.roles import ConvertedRole, convert_roles, named_tensors, role_configs
 from vlm.convert.rules import Step
 from vlm.errors import CheckpointError, ConfigError
 from vlm.layers.quant.methods import quantization_of
 from vlm.layers.quant.producer import FOLDED
 from vlm.ops.int4_packing import unpacked4
-from vlm.registry.catalogs import match_family
-from vlm.registry.quantized_weights import quantized_layers
 
-WHAT = "folder of compressed-tensors"
 Read = Callable[[], Tensor]
 # method -> format, bits, type, are inputs rounded?
 PACKED = "pack-quantized"
@@ -43,18 +40,17 @@ def export_compressed_tensors(checkpoint: Checkpoint, folder: Path, *, like: Pat
     """Writes a quantized checkpoint as a Hugging Face folder, whole or not at all, and returns its path. `like`: the
     folder that it was converted from, whose configuration, names and processor it gets.
 
-    Raises ConfigError for what compressed-tensors cannot say: scales or an order of a layer's inputs, GPT-2's way of
-    keeping matrices; CheckpointError where `like` is another model's folder or is quantized.
+    Raises ConfigError for what compressed-tensors cannot say: scales or an order of a layer's inputs, and what
+    `check_exportable` names; CheckpointError where `like` is another model's folder or is quantized.
     """
     settings, original = _settings(checkpoint), HFFolder(like)
-    if read_quantized(original) is not None:
-        raise CheckpointError(f"{like} is quantized already; give the unquantized folder that it was made from.")
+    roles = original_roles(original)
+    check_roles(original, roles, quantization_of(checkpoint.quantization, checkpoint.quantization_options))
     tensors: dict[str, Read] = {name: _reader(original.tensors, name) for name in original.tensors}
-    for role, converted, names in _roles(original):
-        tensors = _with_role(tensors, checkpoint, role, converted, names)
-    matrices = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")} | {"lm_head"}
-    settings["ignore"] = sorted(name for name in matrices if f"{name}.weight_scale" not in tensors)
-    with atomic_dir(Path(folder), _is_export, WHAT, CheckpointError) as draft:
+    for role in roles:
+        tensors = _with_role(tensors, checkpoint, role)
+    settings["ignore"] = _ignored(tensors)
+    with atomic_dir(Path(folder), is_export, WHAT, CheckpointError) as draft:
         write_tensors(draft / "model.safetensors", _source(tensors))
         config = original.config | {"quantization_config": settings}
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -91,41 +87,33 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+def _ignored(tensors: Mapping[str, Read]) -> list[str]:
+    """Returns the patterns of the matrices that stay dense."""
+    quantized = {name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")}
+    weights = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")} - quantized
+    return ignore_patterns([name for name in weights if tensors[f"{name}.weight"]().dim() == 2], quantized)
+
+
 def _group_size(checkpoint: Checkpoint) -> int:
     return quantization_of(checkpoint.quantization, checkpoint.quantization_options).method.group_size  # type: ignore
 
 
-def _roles(original: HFFolder) -> list[tuple[str, ConvertedRole, Mapping[str, Any]]]:
-    """Returns each network of a folder as the rules fill it, and the names of its sources in the folder."""
-    spec = match_family(original.config)
-    configs = role_configs(spec, original.config)
-    converted = convert_roles(named_tensors(original.tensors, spec), spec, configs, original.path)
-    names: Mapping[str, Any] = named_tensors({name: name for name in original.tensors}, spec)  # type: ignore
-    return [(role, each, {n: names[own] for n, own in each.names.items()}) for role, each in converted.items()]
-
-
-def _with_role(
-    tensors: dict[str, Read], checkpoint: Checkpoint, role: str, converted: ConvertedRole, names: Mapping[str, str]
-) -> dict[str, Read]:
+def _with_role(tensors: dict[str, Read], checkpoint: Checkpoint, role: OriginalRole) -> dict[str, Read]:
     """Returns the folder's tensors with what the checkpoint has for one network."""
-    weights, tensors = checkpoint.weights(role), dict(tensors)
-    quantization = quantization_of(checkpoint.quantization, checkpoint.quantization_options).of_role(role)
-    layers = quantized_layers(converted.spec, converted.config, quantization)
-    for target, step in converted.outcome.steps.items():
-        path, sources = target.removesuffix(".weight"), [names[name] for name in step.sources]
+    weights, tensors = checkpoint.weights(role.name), dict(tensors)
+    layers = role.layers(quantization_of(checkpoint.quantization, checkpoint.quantization_options))
+    for target, step, sources in role.steps():
+        path = target.removesuffix(".weight")
         if path in layers and target.endswith(".weight"):
-            if step.transposes or len(step.targets) > 1:
-                raise ConfigError(
-                    f"{sources[0]} is no Linear in Hugging Face's model, so compressed-tensors does not load it"
-                    " quantized; keep the checkpoint."
-                )
             sizes = [len(tensors.pop(name)()) for name in sources]
             parameters = {name: weights[f"{path}.{name}"] for name in layers[path].specs}
             for name, part in zip(sources, _parts(step, parameters, sizes), strict=True):
-                layer = _layer(part, packs=FORMATS[checkpoint.quantization or ""][0] == PACKED)
+                layer = layer_tensors(part, packs=FORMATS[checkpoint.quantization or ""][0] == PACKED)
                 tensors |= {f"{name.removesuffix('.weight')}.{key}": read for key, read in layer.items()}
         elif target not in weights:
-            raise CheckpointError(f"{checkpoint.path} has no {role}.{target}; give the folder that it was made from.")
+            raise CheckpointError(
+                f"{checkpoint.path} has no {role.name}.{target}; give the folder that it was made from."
+            )
         elif len(step.targets) == 1:
             tensors |= _dense(step, weights[target], {name: tensors[name]() for name in sources})
     return tensors
@@ -133,10 +121,9 @@ def _with_role(
 
 def _parts(step: Step, parameters: Mapping[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
     """Returns the parameters of each layer that the rows of a fused one belong to."""
-    order = step.run(list(torch.arange(sum(sizes))[:, None].split(sizes)))[0].flatten().argsort()
     return [
         {name: value if name == "input_scale" else value[rows] for name, value in parameters.items()}
-        for rows in order.split(sizes)
+        for rows in row_order(step, sizes).split(sizes)
     ]
 
 
@@ -152,7 +139,7 @@ def _dense(step: Step, value: Tensor, sources: Mapping[str, Tensor]) -> dict[str
     return {name: _constant(p.view(t.shape)) for (name, t), p in zip(sources.items(), parts, strict=True)}
 
 
-def _layer(parameters: Mapping[str, Tensor], *, packs: bool) -> dict[str, Read]:
+def layer_tensors(parameters: Mapping[str, Tensor], *, packs: bool) -> dict[str, Read]:
     """Returns the readers of one layer's tensors by their names in it."""
     readers = {name: _constant(value) for name, value in parameters.items() if name in ("weight_scale", "input_scale")}
     if not packs:
@@ -195,12 +182,3 @@ def _source(readers: Mapping[str, Read]) -> TensorSource:
     """Returns tensors about to be written, each read twice."""
     layout = Layout({name: (t.dtype, tuple(t.shape)) for name, t in ((n, read()) for n, read in readers.items())})
     return TensorSource(layout, lambda name: readers[name]())
-
-
-def _is_export(path: Path) -> bool:
-    """Says whether a folder is an older one of these."""
-    try:
-        settings = load_json(path / "config.json").get("quantization_config")
-    except (OSError, ValueError, AttributeError):
-        return False
-    return isinstance(settings, dict) and settings.get("quant_method") == "compressed-tensors"
