@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     """Returns the adapter of a folder; `merging`: with tensors that take the place of the model's own, which no request
     can name. Raises ConfigError and CheckpointError."""
     check_no_archive(folder, str(folder), ConfigError)
-    if folder.is_file():
+    if os.path.isfile(folder):  # of any name, however long
         raise ConfigError(f"{folder} is a file and no {WHAT}; give the folder that holds its {FILE}.")
     values = read_json(folder / FILE, ConfigError, WHAT)
     if (kind := str(values.get("peft_type"))) not in KINDS:
