@@ -42,6 +42,7 @@ OF_SOME = {
     "--scales": {"quantize"},
     "--devices": LOADING_VERBS - {"eval pages", "demo", "export-triton"},
     "--calibrate": {"quantize"},
+    "--export": {"quantize"},
     "--lora": WITH_ADAPTERS | OF_PAGES,
     "--lora-dir": WITH_ADAPTERS | OF_PAGES,
     "--max-loras": WITH_ADAPTERS,
