@@ -110,7 +110,7 @@ ATTACKS = {
     ),
     "a million wrong tokens": (
         lambda: raw(COMPLETE, PROMPT, b"[", b'"",' * (1 << 20), b"1]}"),
-        "should be a valid",
+        "has 1,048,577 entries; give a text",
     ),
     "a million fields": (
         lambda: v1("completions", model="mini-t5", prompt="a", **{f"k{i}": i for i in range(10**6)}),
