@@ -92,16 +92,8 @@ class PagedMetadata(AttentionMetadata):
 
     def cross_attention(self, layer: int, q: Tensor, *, scores: Scores) -> Tensor:
         assert self.cross_lengths is not None
-        return paged_attention(
-            q,
-            self.cache.layer(layer),
-            self.cross_tables,
-            self.slots,
-            self.cross_lengths,
-            scores.scale,
-            None,
-            scores.variant,
-        )
+        kv, lengths = self.cache.layer(layer), self.cross_lengths
+        return paged_attention(q, kv, self.cross_tables, self.slots, lengths, scores.scale, scores.bias, scores.variant)
 
     def merged_attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor

@@ -33,7 +33,8 @@ def lanes_of(worker: int, workers: int) -> tuple[Lane, ...]:
 
 
 class CallQueue:
-    """Used by many threads. In a lane the lowest `order` is first, then who came first."""
+    """Holds calls until a worker takes them; for use by many threads. In a lane the lowest `order` is first, then who
+    came first."""
 
     def __init__(self) -> None:
         self._lanes: dict[Lane, list[tuple[int, int, Call]]] = {lane: [] for lane in Lane}

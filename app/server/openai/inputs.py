@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
@@ -43,20 +43,19 @@ def _found(value: Any, most: int) -> str:
 
 # the first wrong element says enough: a million of them would make as many errors
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
-Prompts = Annotated[
-    str
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)]
-    | TokenIds
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)],
-    _in_one_sentence(MAX_OUTPUTS),
-]
-Embedded = Annotated[
-    str
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_EMBEDDINGS, fail_fast=True)]
-    | TokenIds
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_EMBEDDINGS, fail_fast=True)],
-    _in_one_sentence(MAX_EMBEDDINGS),
-]
+
+
+def _one_or_several(most: int) -> Any:
+    """Returns the type of a field that holds an input, or up to `most` of them."""
+    length = Field(min_length=1, max_length=most, fail_fast=True)
+    given = str | Annotated[list[str], length] | TokenIds | Annotated[list[TokenIds], length]
+    return Annotated[given, _in_one_sentence(most)]
+
+
+if TYPE_CHECKING:
+    Prompts = Embedded = str | list
+else:
+    Prompts, Embedded = _one_or_several(MAX_OUTPUTS), _one_or_several(MAX_EMBEDDINGS)
 
 
 def several(value: str | list) -> list[str | list[int]]:

@@ -71,12 +71,8 @@ def check_roles(folder: HFFolder, roles: list[OriginalRole], quantization: Quant
         if not _is_linear(step, [folder.tensors[name] for name in sources])
     }
     if others:
-        kept = ",".join((*quantization.ignore, *others))
-        remedy = (
-            ""
-            if len(others) == sum(map(len, paths.values()))
-            else f", or leave such layers as they are: --ignore '{kept}'"
-        )
+        kept, are_all = ",".join((*quantization.ignore, *others)), len(others) == sum(map(len, paths.values()))
+        remedy = "" if are_all else f", or leave such layers as they are: --ignore '{kept}'"
         more = "" if len(others) == 1 else f" (and {len(others) - 1} more)"
         raise ConfigError(
             f"{next(iter(others.values()))}{more} is no Linear in Hugging Face's model, so compressed-tensors does not"
