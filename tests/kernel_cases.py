@@ -421,9 +421,11 @@ def _unpacked(method, kept: dict[str, torch.Tensor], dtype: torch.dtype) -> torc
 
 def add_lora(device: torch.device) -> None:
     """One row and ragged batches, ranks that are no power of two, parts between which one has no adapter; all inputs by
-    one program and by several; adapters that nobody has, nobody who has one."""
-    lora_kernel._processors = lambda index: 8
-    for rows, inputs, rank, count, parts in ((1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2)):
+    one program and by several; tiles of few rows and of many; adapters that nobody has, nobody who has one."""
+    lora_kernel._processors, lora_kernel.PROMPT = (lambda index: 8), 64
+    for rows, inputs, rank, count, parts in (
+        (1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2), (70, 130, 16, 9, 2)
+    ):  # fmt: skip
         columns = (slice(0, 70), slice(90, 100))[:parts]
         a = torch.randn(parts, count, rank, inputs, device=device)
         b = torch.randn(count, rank, sum(place.stop - place.start for place in columns), device=device)

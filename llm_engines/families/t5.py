@@ -97,6 +97,7 @@ T5 = FamilySpec(
         "flan-t5-base": lambda: _t5(768, 2048, 12, 12, v1_1=True),
         "flan-t5-large": lambda: _t5(1024, 2816, 24, 16, v1_1=True),
         "flan-t5-xl": lambda: _t5(2048, 5120, 24, 32, v1_1=True),
+        "flan-t5-xxl": lambda: _t5(4096, 10240, 24, 64, v1_1=True),
         "madlad400-3b": _madlad_3b,
     },
 )

@@ -63,7 +63,7 @@ def test_16_bit_logits_are_within_tolerance(dtype, mapping, tmp_path):
 
     def logits(engine, device: str) -> torch.Tensor:
         with closing(Pipeline(engine, RuntimeConfig(device=device))) as pipe:
-            prompts = [{"prompt_token_ids": text} for text in tiny.texts(model, lengths)]
+            prompts = [{"input_ids": text} for text in tiny.texts(model, lengths)]
             options = {"max_new_tokens": 1, "ignore_eos": True, "return_generation_logits": True}
             found = [*pipe.generate(prompts, **options), *(pipe.generate(each, **options) for each in prompts[:3])]
         return torch.cat([out.generation_logits.float().flatten() for out in found])
