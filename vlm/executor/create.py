@@ -27,7 +27,7 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
-from vlm.parallel.collectives import Hosts, Ranks
+from vlm.parallel.collectives import Ranks
 from vlm.parallel.mapping import Mapping as RankMapping
 
 CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -50,7 +50,7 @@ def create_executor(
     kind = {"device": device, "dtype": dtype}
     encoders = create_encoders(layout, networks, runtime, ranks=ranks, adapters=adapters, **kind)
     create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
-    runner = create(networks, limits, runtime, encoders=encoders.networks, mapping=mapping, hosts=ranks.hosts)
+    runner = create(networks, limits, runtime, encoders=encoders.networks, mapping=mapping, ranks=ranks)
     config, sampler = networks["decoder"].config, runner.sampler
     return Executor(config, runner, encoders, sampler, batch_invariant=runtime.batch_invariant)
 
@@ -69,7 +69,7 @@ def create_encoders(
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
         return Encoders(SlotEncoders(**options), runtime, ranks)
-    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device), adapters=adapters), runtime, ranks)
+    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device, ranks), adapters=adapters), runtime, ranks)
 
 
 def _paged_runner(
@@ -79,7 +79,7 @@ def _paged_runner(
     *,
     encoders: TorchEncoders,
     mapping: RankMapping,
-    hosts: Hosts,
+    ranks: Ranks,
 ) -> PagedRunner:
     """Returns what runs modules, by role, over a paged cache of what memory is left."""
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
@@ -87,19 +87,23 @@ def _paged_runner(
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, mapping=mapping)
-    shape = replace(shape, num_self=hosts.minimum(shape.num_self), num_cross=hosts.minimum(shape.num_cross))
+    shape = replace(shape, num_self=ranks.hosts.minimum(shape.num_self), num_cross=ranks.hosts.minimum(shape.num_cross))
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, mapping=mapping)
     max_source_len = limits.max_encoder_input_len if runtime.num_speculative_tokens and encoders.encoder else 0
-    sampler, graphs = _sampler(decoder.config, limits, shape, encoders, max_source_len), _graphs(runtime, device)
+    sampler, graphs = _sampler(decoder.config, limits, shape, encoders, max_source_len), _graphs(runtime, device, ranks)
     if graphs is not None:
         encoders.adapters.on_growth = graphs.clear
     options = {"cache": cache, "shape": shape, "sampler": sampler, "graphs": graphs, "num_stages": mapping.pp}
     return PagedRunner(decoder, encoders.encoder, **options)
 
 
-def _graphs(runtime: RuntimeConfig, device: torch.device) -> GraphPool | None:
+def _graphs(runtime: RuntimeConfig, device: torch.device, ranks: Ranks) -> GraphPool | None:
     """Returns a pool for passes that follow each other: images are encoded beside decoding, in memory of their own."""
-    return GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
+    if not runtime.cuda_graphs or device.type != "cuda":
+        return None
+    graphs = GraphPool(device)
+    ranks.hold(graphs)
+    return graphs
 
 
 def _slot_runner(
@@ -109,7 +113,7 @@ def _slot_runner(
     *,
     encoders: SlotEncoders,
     mapping: RankMapping,
-    hosts: Hosts,
+    ranks: Ranks,
 ) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""

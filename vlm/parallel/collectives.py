@@ -98,6 +98,13 @@ class OneHost:
         return value
 
 
+class Graphs(Protocol):
+    """CUDA graphs, in which calls of collectives are."""
+
+    def clear(self) -> None:
+        """Forgets them all."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The processes that run one engine, and this one's place among them (vlm.parallel.mapping.Mapping)."""
@@ -110,6 +117,7 @@ class Ranks:
     pipeline: Collectives = field(default_factory=OneRank)  # with those of the same part of other stages' layers
     # with those that split the same layers of an encoder of texts, where these are others than the stage's
     encoder: Collectives = field(default_factory=OneRank)
+    _graphs: list[Graphs] = field(default_factory=list, init=False)
 
     @property
     def groups(self) -> tuple[Collectives, ...]:
@@ -121,8 +129,15 @@ class Ranks:
         for each in (self.hosts, *self.groups):  # the stage's kernels hold up all else
             each.abort()
 
+    def hold(self, graphs: Graphs) -> None:
+        """Takes note of graphs that connections do not outlive: NCCL waits for the end of all that it is called in."""
+        if self.size > 1:
+            self._graphs.append(graphs)
+
     def close(self) -> None:
-        """Ends the connections between GPUs, which a process must not leave to its end."""
+        """Ends the connections between GPUs, which a process must not leave to its end, and the graphs before them."""
+        for graphs in self._graphs:
+            graphs.clear()
         for each in self.groups:
             each.close()
 

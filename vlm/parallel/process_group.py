@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from vlm.parallel.stages import Stages
 dist: Any = torch.distributed  # which exports its groups' types to no checker
 TIMEOUT = timedelta(minutes=5)  # of connecting, and of waiting for each other amid a step
 IDLE = timedelta(days=365)  # a server's ranks wait for its next request
+PATIENCE = 10.0  # seconds for the end of connections, which the end of the process ends, too
 GONE = "another rank has ended or cannot be reached, so this one cannot go on; start all of them again."
 
 
@@ -66,12 +68,12 @@ class ProcessGroup:
             self._peers.abort()
         if self.device.type == "cuda" and not self._is_aborted:  # gloo finds out by itself
             self._is_aborted = True
-            self._group.abort()
+            _aborting(self._group)  # it ends what waits, and then waits for the graphs it is called in
 
     def close(self) -> None:
         if self.device.type == "cuda" and not self._is_aborted:
             torch.cuda.synchronize(self.device)  # the others' GPUs have the same passes under way
-            self._group.abort()  # without a word to the others, who may have gone
+            _aborting(self._group).join(PATIENCE)  # without a word to the others, who may have gone
         self._group = self._peers = None
 
 
@@ -164,6 +166,13 @@ def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
     for group in ranks.groups:
         group.all_reduce(torch.zeros(1, device=device))
     ranks.hosts.minimum(0)
+
+
+def _aborting(group: Any) -> threading.Thread:
+    """Aborts what a group of NCCL does, and its connections: in a thread, as it may wait for other groups' kernels."""
+    thread = threading.Thread(target=group.abort, name="abort", daemon=True)
+    thread.start()
+    return thread
 
 
 def _run(begin: Callable[[], Any]) -> None:

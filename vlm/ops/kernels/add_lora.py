@@ -1,8 +1,8 @@
 """Low-rank products of rows that have different adapters (as in Punica, Chen et al., arXiv:2310.18547).
 
-The matrices of all adapters lie behind each other, as one of N · rank columns. One kernel makes each row narrow by those
-columns that are its own adapter's, another one adds what B makes of that. A program has a tile of rows and a chunk of
-columns, of several adapters where they are narrow, and reads nothing of a chunk that none of its rows needs.
+The matrices of all adapters lie behind each other, as one of N · rank columns. One kernel makes each row narrow by
+those columns that are its own adapter's, another one adds what B makes of that. A program has a tile of rows and a
+chunk of columns, of several adapters where they are narrow, and reads nothing of a chunk that none of its rows needs.
 """
 
 from __future__ import annotations
