@@ -57,25 +57,25 @@ COMMANDS = (
     ("nougat-base-latency", 90,
      "latency --arch nougat-base --random-weights --dtype bfloat16 --new-tokens 1000 --hf-new-tokens 100 "
      "--repeats 3 --profile"),
-    ("llava-1.5-7b-lora", 150,
+    ("llava-1.5-7b-lora", 240,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 --backend torch,torch+lora-1x16 --batch-size 1 "
      "--input-output-len 32,128 --repeats 5 --profile --no-hf"),
-    ("llava-1.5-13b-tp2", 150,
+    ("llava-1.5-13b-tp2", 200,
      "prompt --arch llava-1.5-13b --random-weights --dtype float16 --tp-size 2 --batch-size 1;32 "
      "--input-output-len 32,128 --repeats 3 --no-hf"),
-    ("llava-1.5-13b", 150,
+    ("llava-1.5-13b", 200,
      "prompt --arch llava-1.5-13b --random-weights --dtype float16 --batch-size 1;32 "
      "--input-output-len 32,128 --repeats 3 --no-hf"),
-    ("flan-t5-xxl-tp2", 150,
+    ("flan-t5-xxl-tp2", 200,
      "text --arch flan-t5-xxl --random-weights --dtype bfloat16 --tp-size 2 --batch-size 1;32 "
      "--input-output-len 350,128 --repeats 3 --no-hf"),
-    ("flan-t5-xxl", 150,
+    ("flan-t5-xxl", 200,
      "text --arch flan-t5-xxl --random-weights --dtype bfloat16 --batch-size 1;32 "
      "--input-output-len 350,128 --repeats 3 --no-hf"),
-    ("ocr-nougat-base-2-devices", 110,
+    ("ocr-nougat-base-2-devices", 150,
      "ocr --arch nougat-base --random-weights --kinds png,jpeg --documents 128 --pages-per-document 8 "
      "--batch-size 128 --tokens 1000 --repeats 1 --devices cuda:0,cuda:1"),
-    ("ocr-nougat-base-1-device", 100,
+    ("ocr-nougat-base-1-device", 120,
      "ocr --arch nougat-base --random-weights --kinds png,jpeg --documents 64 --pages-per-document 8 "
      "--batch-size 128 --tokens 1000 --repeats 1"),
     ("serve-mini-llava-2-replicas", 90,
@@ -87,30 +87,30 @@ COMMANDS = (
     ("nllb-200-600m-text", 80,
      "text --arch nllb-200-600m --random-weights --dtype bfloat16 --batch-size 1;128 "
      "--input-output-len 64,64 --hf-new-tokens 32 --repeats 5 --hf-repeats 3"),
-    ("opus-mt-text", 80,
+    ("opus-mt-text", 60,
      "text --arch opus-mt-de-en --random-weights --dtype bfloat16 --batch-size 1;128 "
      "--input-output-len 64,64 --hf-new-tokens 32 --repeats 5 --hf-repeats 3"),
-    ("trocr-base-throughput", 110,
+    ("trocr-base-throughput", 80,
      "throughput --arch trocr-base --random-weights --dtype bfloat16 --batch-size 256 --pages 1024 "
      "--new-tokens 32 --hf-new-tokens 32 --repeats 3"),
-    ("donut-base-throughput", 130,
+    ("donut-base-throughput", 90,
      "throughput --arch donut-base --random-weights --dtype bfloat16 --batch-size 32 --pages 64 "
      "--new-tokens 300 --hf-batch-size 8 --hf-new-tokens 60 --repeats 3"),
-    ("florence-2-large-prompt", 130,
+    ("florence-2-large-prompt", 100,
      "prompt --arch florence-2-large --random-weights --dtype bfloat16 --batch-size 1;32 "
      "--input-output-len 12,128 --image-size 1024x768 --hf-new-tokens 32 --repeats 3"),
     ("lightonocr-1b-prompt", 300,
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --batch-size 1;64 "
      "--input-output-len 16,800 --image-size 1190x1540 --hf-batch-size 4 --hf-new-tokens 64 "
      "--repeats 3"),
-    ("qwen2.5-vl-3b-640x360", 240,
+    ("qwen2.5-vl-3b-640x360", 140,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3"),
-    ("qwen2.5-vl-3b-1920x1080", 240,
+    ("qwen2.5-vl-3b-1920x1080", 180,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,128 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "
      "--repeats 3"),
-    ("pix2struct-base-throughput", 120,
+    ("pix2struct-base-throughput", 70,
      "throughput --arch pix2struct-base --random-weights --dtype bfloat16 --batch-size 64 "
      "--new-tokens 128 --hf-batch-size 16 --hf-new-tokens 64 --repeats 3"),
     ("granite-docling-prompt", 200,
@@ -166,6 +166,11 @@ class Measurement:
         options = dict(itertools.pairwise(words))
         ranks = int(options.get("--tp-size", 1)) * int(options.get("--pp-size", 1))
         return max(ranks, len(options.get("--devices", "").split(",")))
+
+    def words(self, result: Path) -> list[str]:
+        """Returns what stands behind `vlm`; what stands behind `--` is for another command."""
+        kind, *options = self.command.split()
+        return ["bench", kind, "--json", str(result), *options]
 
 
 @dataclass
@@ -259,11 +264,10 @@ def _run(each: Measurement, *, out: Path, visible: str | None) -> Outcome:
     part, log = out / f"{each.name}.json.part", out / f"{each.name}.log"
     print(f"\n$ vlm bench {_shown(each.command)}", flush=True)
     began = time.monotonic()
-    kind, *options = each.command.split()
     # engines of many gigabytes lie there, which a command that is ended leaves behind
     with log.open("a") as file, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         process = subprocess.Popen(
-            [*VLM, "bench", kind, "--json", str(part), *options],
+            [*VLM, *each.words(part)],
             stdout=file,
             stderr=file,
             start_new_session=True,

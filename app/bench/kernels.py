@@ -48,7 +48,7 @@ def _recorded(call: Callable[[], Any], device: torch.device) -> tuple[Counter[st
     from torch.profiler import ProfilerActivity, profile
 
     counts, times = Counter[str](), defaultdict[str, float](float)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         call()
         synchronize(device)
     for event in profiler.events() or ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections import Counter
@@ -133,6 +134,26 @@ def test_the_tables_of_servers_are_the_committed_results():
     page = ROOT / "docs" / "benchmarks.md"
     assert SERVED and between(page, "bench-serve") == markdown(load(SERVED))
     assert {f"../benchmarks/results/serving/{file.name}" for file in SERVED} <= set(LINK.findall(text_of(page)))
+
+
+def profile(system: dict, floor: dict) -> tuple[str, ...]:
+    """Returns a step's kernels, their microseconds, its own and its floor's."""
+    kernels, step = system["kernels"], system.get("step_ms") or system["ms_per_token"]
+    figures = (kernels["count"], kernels["microseconds"], step * 1e3, system.get("floor", floor)["step_ms"] * 1e3)
+    return tuple(f"{each:,.0f}" for each in figures)
+
+
+def profiles(result: dict) -> set[tuple[str, ...]]:
+    """Returns the profile of each system of a result."""
+    rows = result.get("rows") or [result]
+    return {profile(each, row["floor"]) for row in rows for each in (row["vlm"], *row["beside"].values())}
+
+
+def test_the_profiles_are_the_committed_results():
+    lines = between(ROOT / "docs" / "performance.md", "profiles").splitlines()[2:]
+    links = [name for line in lines for name in re.findall(r"results/(\S+?\.json)", line)]
+    known = set().union(*(profiles(json.loads((RESULTS[0].parent / name).read_text("utf-8"))) for name in links))
+    assert {tuple(line.strip("| ").split(" | ")[1:]) for line in lines} == known
 
 
 def test_the_readmes_ten_rows_are_of_that_table():

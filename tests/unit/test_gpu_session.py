@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.test_docs import unknown_words
+from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
 from vlm.registry.catalogs import match_family
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.pages.kinds import IMAGE_KINDS
+from vlm_app.bench.serving import job
 from vlm_app.bench.systems import page_engine, subject
 from vlm_app.bench.systems.image_sizes import with_pixel_size
 from vlm_app.cli.evaluation import bench
@@ -52,12 +55,18 @@ def test_every_command_is_one_that_its_model_takes(script, monkeypatch):
     """Options, limits and sizes are looked at as `vlm bench` does before minutes are spent; no weight is made."""
     found = []
     monkeypatch.setattr(bench, "_measure", lambda kind, config, out, as_csv: found.append((kind, config)))
-    for _, seconds, command in script.COMMANDS:
+    monkeypatch.setattr(job, "serve", lambda config, options, _: found.append(("serve", (config, options))))
+    monkeypatch.setattr(bench, "_write", lambda *_, **__: None)
+    for each in (script.Measurement(*command) for command in script.COMMANDS):
         with pytest.raises(SystemExit) as done:
-            main(["bench", *command.split(), "--json", "x.json"])
-        assert not done.value.code and seconds <= 540
+            main(each.words(Path("x.json")))
+        assert not done.value.code and each.seconds <= 540
     assert len({name for name, *_ in script.COMMANDS}) == len(found) == len(script.COMMANDS)
     for kind, config in found:
+        if kind == "serve":
+            asked, options = config
+            assert asked.model in packaged_models() and not unknown_words(["serve", *options])
+            continue
         spec, hf = match_family(hf_config(config.arch)), hf_config(config.arch)
         configs = subject.role_configs(spec, hf)
         if kind == "ocr":
@@ -109,6 +118,24 @@ def test_one_that_fails_stops_none_of_the_others(session, tmp_path, monkeypatch,
     assert all(json.loads((session.out / name).read_text()) for name in ("b.json", "e.json"))
     shown = capsys.readouterr().out
     assert "a: failed, " in shown and ": vlm: this is failing" in shown and "$ vlm bench memory --no-hf" in shown
+
+
+def test_several_gpus_take_turns(script, session, monkeypatch):
+    """Those that need two come first and see both; each of the others sees one."""
+    seen = []
+    run = script._run
+    monkeypatch.setattr(script, "_run", lambda each, **k: seen.append((each.name, k["visible"])) or run(each, **k))
+    commands = [("a", 50, "fine"), ("b", 50, "fine --tp-size 2"), ("c", 50, "fine --devices cuda:0,cuda:1"),
+                ("d", 50, "fine"), ("e", 50, "fine --tp-size 2 --pp-size 2")]  # fmt: skip
+    statuses = dict.fromkeys("abcd", "ran") | {"e": "too few GPUs"}
+    assert session(commands, "--gpus", "2") == (0, statuses)
+    assert seen[:2] == [("b", "0,1"), ("c", "0,1")] and [name for name, _ in sorted(seen[2:])] == ["a", "d"]
+    assert {visible for _, visible in seen[2:]} <= {"0", "1"}
+    assert session(commands) == (
+        0,
+        {"a": "ran", "b": "too few GPUs", "c": "too few GPUs", "d": "ran", "e": "too few GPUs"},
+    )
+    assert seen[4:] == [("a", None), ("d", None)]
 
 
 def test_some_of_them(session, script, capsys):

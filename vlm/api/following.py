@@ -17,5 +17,8 @@ def follow_first_rank(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks) -
     """Runs one rank's part until the first rank closes its pipeline, which was loaded with the same arguments."""
     try:
         follow(load_engine(engine, runtime, ranks), ranks.hosts)
+    except BaseException:
+        ranks.abort()  # its GPU may wait for ranks that wait for it
+        raise
     finally:
         ranks.close()

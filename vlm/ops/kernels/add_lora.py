@@ -72,9 +72,9 @@ def _expand(
     end = (tl.max(ids) + 1) * RANK  # pyright: ignore[reportOperatorIssue]
     first = tl.min(tl.where(ids < 0, 1 << 20, ids)) * RANK // CHUNK * CHUNK  # pyright: ignore[reportOperatorIssue]
     c = tl.arange(0, CHUNK)
-    b_at = b_ptr + c[:, None].to(tl.int64) * b_width + b_begin + i[None, :]
+    b_at = b_ptr + (first + c)[:, None].to(tl.int64) * b_width + b_begin + i[None, :]
     # on its way while the narrow rows are not there yet
-    b = tl.load(b_at + first.to(tl.int64) * b_width, mask=(first + c < end)[:, None] & in_tile[None, :], other=0.0)
+    b = tl.load(b_at, mask=(first + c < end)[:, None] & in_tile[None, :], other=0.0)
     wait_for_inputs()
     added = tl.zeros([ROWS, TILE], tl.float32)
     for start in range(first, end, CHUNK):
@@ -85,9 +85,8 @@ def _expand(
             at = ((split * R + row) * P + part)[:, None].to(tl.int64) * RANK + (column % RANK)[None, :]
             narrow += tl.load(narrow_ptr + at, mask=is_own, other=0.0)
         added = tl.dot(narrow.to(b.dtype), b, added, input_precision="ieee")
-        following = start + CHUNK
-        mask = (following + c < end)[:, None] & in_tile[None, :]
-        b = tl.load(b_at + following.to(tl.int64) * b_width, mask=mask, other=0.0)
+        b_at += CHUNK * b_width
+        b = tl.load(b_at, mask=(column + CHUNK < end)[:, None] & in_tile[None, :], other=0.0)
     at = y_ptr + row[:, None].to(tl.int64) * y_row + y_begin + i[None, :]
     mask = (ids >= 0)[:, None] & in_tile[None, :]
     y = tl.load(at, mask=mask, other=0.0).to(tl.float32) + added
