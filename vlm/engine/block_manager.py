@@ -46,8 +46,9 @@ class BlockManager:
             self._owners[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Takes an owner from each block; a block without owners returns to the pool."""
-        for block in blocks:
+        """Takes an owner from each block; a block without owners returns to the pool, which gives them out in the same
+        order again: what reads one sequence's cache is fastest over a run of it."""
+        for block in reversed([*blocks]):
             self._owners[block] -= 1
             if not self._owners[block]:
                 del self._owners[block]

@@ -25,7 +25,7 @@ def reference(
 ) -> Tensor:
     k, v, inside = cached_tokens(kv, tables, slots, lengths)
     longest = inside.shape[1]
-    mask = None if bool(inside.all()) else inside[:, None, None]
+    mask = None if len(q) == 1 or bool(inside.all()) else inside[:, None, None]
     back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
     if bias is not None:
         most = bias.shape[1] // 2
@@ -39,28 +39,44 @@ def reference(
 
 def cached_tokens(kv: PagedKV, tables: Tensor, slots: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the first T tokens of each row's block table, T the most of `lengths`: keys and values [R, H_kv, T, D]
-    float32, and which of them a row sees [R, T]; the others are 0."""
+    float32, not to be written to, and which of them a row sees [R, T]; the others are 0."""
     longest = int(lengths.max())
     blocks = tables[slots.long(), : -(-longest // kv.block_size)].long()  # [R, n]
+    run = _run(blocks)
     sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
-    k, v = (_gathered(cache, scales, blocks)[:, :, :longest] for cache, scales in sides)
+    k, v = (_gathered(cache, scales, blocks, run)[:, :, :longest] for cache, scales in sides)
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
-    if not bool(inside.all()):
+    if len(blocks) > 1 and not bool(inside.all()):
         # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
         for part in (k, v):
             part.masked_fill_(~inside[:, None, :, None], 0.0)
     return k, v, inside
 
 
-def _gathered(cache: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
-    """Gathers blocks [R, n] of a cache [N, H, block, D] -> [R, H, n * block, D] float32, a view of one copy.
+def _run(blocks: Tensor) -> slice | None:
+    """Returns the place of one row's blocks [1, n] in the cache, where they lie behind each other there."""
+    if len(blocks) > 1:
+        return None
+    numbers = blocks[0].tolist()
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return slice(run.start, run.stop) if numbers == [*run] else None
+
+
+def _gathered(cache: Tensor, scales: Tensor | None, blocks: Tensor, run: slice | None) -> Tensor:
+    """Gathers blocks [R, n] of a cache [N, H, block, D] -> [R, H, n * block, D] float32, a view of one copy, or of the
+    cache itself where they are a run of it.
 
     Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
     """
-    rows = cache.transpose(1, 2).index_select(0, blocks.reshape(-1)).float()  # [R * n, block, H, D]
-    if scales is not None:
-        rows *= scales.transpose(1, 2).index_select(0, blocks.reshape(-1))[..., None]
-    return rows.view(len(blocks), -1, *rows.shape[2:]).transpose(1, 2)
+
+    def taken(cache: Tensor) -> Tensor:
+        by_token = cache.transpose(1, 2)
+        return by_token[run] if run is not None else by_token.index_select(0, blocks.reshape(-1))
+
+    rows = taken(cache).float()  # [R * n, block, H, D]
+    if scales is not None:  # of values in 8 bits: the rows are a copy
+        rows *= taken(scales)[..., None]
+    return rows.reshape(len(blocks), -1, *rows.shape[2:]).transpose(1, 2)
 
 
 def paged_attention(
