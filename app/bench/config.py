@@ -57,7 +57,7 @@ class SubjectConfig(Config):
         True, "Leave Hugging Face out.", flags=("--no-hf",), read=operator.not_, cli_type=bool
     )
     hf_batch_size: int | None = None  # None: ours
-    profile: bool = False  # list the kernels of a step
+    profile: bool = False  # list the kernels of the first token and of a step
 
     def __post_init__(self) -> None:
         if (self.arch is None) == (self.model is None):
@@ -104,7 +104,9 @@ class BenchConfig(SubjectConfig):
 class LatencyConfig(BenchConfig):
     """Pages, one at a time, whose steps can be looked into."""
 
-    profile: bool = option(False, "Also list the kernels of a step, and how long each takes (CUDA).")
+    profile: bool = option(
+        False, "Also list the kernels of first token and step, and how long each takes (CUDA)."
+    )
 
 
 @dataclass(frozen=True)

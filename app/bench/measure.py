@@ -18,7 +18,7 @@ from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor
-from vlm_app.bench.kernels import step_kernels
+from vlm_app.bench.kernels import kernels_of
 from vlm_app.bench.systems.baselines import Baseline
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
@@ -123,7 +123,7 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> T
         "seconds": {"first_token": first, "whole": all_tokens},
     }
     if config.profile:
-        result["kernels"] = step_kernels(first_token, whole, config.new_tokens - 1, pipeline.device)
+        result |= kernels_of(first_token, whole, config.new_tokens - 1, pipeline.device)
     return result
 
 

@@ -10,7 +10,7 @@ from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
-from vlm_app.bench.kernels import step_kernels
+from vlm_app.bench.kernels import kernels_of
 from vlm_app.bench.systems.session import Results, Session, has_floor, split
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def times(
     if session.config.profile:
         batches = iter((draw(), draw()))
         runs = (lambda: first_token(next(batches))), (lambda: all_steps(next(batches)))
-        kernels = {"kernels": step_kernels(*runs, steps - 1, session.device)}
+        kernels = kernels_of(*runs, steps - 1, session.device)
     seconds = statistics.median(whole) + step / 1e3 * (new_tokens - steps)
     return {
         "batch_size": len(batch),

@@ -21,7 +21,7 @@ def record(monkeypatch: pytest.MonkeyPatch, runs: dict[str, list[tuple[str, floa
     def recorded(call, device):
         ran = runs[call()]
         times = {name: sum(us for other, us in ran if other == name) for name, _ in ran}
-        return Counter(name for name, _ in ran), times
+        return kernels.Recording(Counter(name for name, _ in ran), times, sum(times.values()) / 2)
 
     monkeypatch.setattr(kernels, "_recorded", recorded)
 
@@ -30,8 +30,11 @@ def test_a_step_is_what_more_tokens_run_beyond_the_first(monkeypatch):
     prefill = [("prefill", 90.0), ("gemv", 4.0)]
     steps = [("gemv", 3.0), ("gemv", 5.0), ("attend", 9.0)] * 4
     record(monkeypatch, {"first": prefill, "whole": prefill + steps})
-    found = kernels.step_kernels(lambda: "first", lambda: "whole", 4, CPU)
+    both = kernels.kernels_of(lambda: "first", lambda: "whole", 4, CPU)
+    found, first = both["kernels"], both["first_token_kernels"]
     assert found["count"] == 3 and found["microseconds"] == pytest.approx(17)
+    assert found["busy_microseconds"] == pytest.approx(8.5)
+    assert first["count"] == 2 and first["longest"][0] == {"name": "prefill", "count": 1, "microseconds": 90.0}
     assert found["longest"] == [
         {"name": "attend", "count": 1, "microseconds": pytest.approx(9)},
         {"name": "gemv", "count": 2, "microseconds": pytest.approx(8)},
@@ -39,11 +42,13 @@ def test_a_step_is_what_more_tokens_run_beyond_the_first(monkeypatch):
 
 
 def test_kernels_are_counted_as_the_profiler_names_them(monkeypatch):
-    events = [
-        SimpleNamespace(name="gemv", device_time_total=2.5, device_type=torch.autograd.DeviceType.CUDA),  # type: ignore[attr-defined]
-        SimpleNamespace(name="gemv", device_time_total=1.5, device_type=torch.autograd.DeviceType.CUDA),  # type: ignore[attr-defined]
-        SimpleNamespace(name="cudaGraphLaunch", device_time_total=0, device_type=torch.autograd.DeviceType.CPU),  # type: ignore[attr-defined]
-    ]
+    gpu, cpu = SimpleNamespace(name="CUDA"), SimpleNamespace(name="CPU")
+
+    def event(name, start, end, where=gpu):
+        span = SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(name=name, device_time_total=end - start, time_range=span, device_type=where)
+
+    events = [event("gemv", 7.0, 8.5), event("gemv", 1.0, 3.5), event("attend", 2.5, 5.0), event("launch", 0, 9.0, cpu)]
 
     class Profile:
         def __init__(self, **_): ...
@@ -55,11 +60,17 @@ def test_kernels_are_counted_as_the_profiler_names_them(monkeypatch):
             return events
 
     monkeypatch.setattr("torch.profiler.profile", Profile)
-    assert kernels._recorded(lambda: None, CPU) == (Counter(gemv=2), {"gemv": 4.0})
+    found = kernels._recorded(lambda: None, CPU)
+    assert found == kernels.Recording(Counter(gemv=2, attend=1), {"gemv": 4.0, "attend": 2.5}, busy=5.5)
 
 
 def test_they_are_printed_below_the_table(capsys):
-    step = {"count": 3.0, "microseconds": 17.0, "longest": [{"name": "attend", "count": 1.0, "microseconds": 9.0}]}
+    step = {
+        "count": 3.0,
+        "microseconds": 17.0,
+        "busy_microseconds": 15.0,
+        "longest": [{"name": "attend", "count": 1.0, "microseconds": 9.0}],
+    }
     times = {"encode_ms": 1.0, "first_token_ms": 2.0, "ms_per_token": 0.5, "batch_size": 1}
     result = {
         "kind": "latency", "subject": "mini-nougat", "hf": None, "vlm": times | {"kernels": step},
@@ -69,7 +80,7 @@ def test_they_are_printed_below_the_table(capsys):
     }  # fmt: skip
     print_table(result)
     printed = capsys.readouterr().out
-    assert "torch, batch 1: a step is 3.00 kernels of 17.0 µs" in printed
+    assert "torch, batch 1: a step is 3.00 kernels of 17.0 µs, in 15.0 µs" in printed
     assert "attend" in printed and "9.00" in printed
 
 

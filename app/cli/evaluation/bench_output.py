@@ -35,19 +35,21 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def _print_kernels(result: dict[str, Any]) -> None:
-    """Prints what the steps of each row consist of, where that was recorded."""
+    """Prints what the first token and the steps of each row consist of, where that was recorded."""
     from vlm_app.bench.figures import number
     from vlm_app.bench.table import by_backend
 
     for row in result.get("rows", [result]):
         for part in by_backend(result, row):
-            if (kernels := part["vlm"].get("kernels")) is None:
-                continue
-            count, time = number(kernels["count"]), number(kernels["microseconds"])
-            # wider than its table, which would wrap it
-            print(f"{part['backend']}, batch {part['vlm']['batch_size']}: a step is {count} kernels of {time} µs")
-            lines = [(k["name"], number(k["count"]), number(k["microseconds"])) for k in kernels["longest"]]
-            _print(None, ("kernel", "a step", "µs a step"), lines)
+            for field, what in (("first_token_kernels", "the first token"), ("kernels", "a step")):
+                if (kernels := part["vlm"].get(field)) is None:
+                    continue
+                count, *times = (number(kernels[each]) for each in ("count", "microseconds", "busy_microseconds"))
+                # wider than its table, which would wrap it
+                where = f"{part['backend']}, batch {part['vlm']['batch_size']}"
+                print(f"{where}: {what} is {count} kernels of {times[0]} µs, in {times[1]} µs")
+                lines = [(k["name"], number(k["count"]), number(k["microseconds"])) for k in kernels["longest"]]
+                _print(None, ("kernel", "times", "µs"), lines)
 
 
 def _print_served(result: dict[str, Any]) -> None:
