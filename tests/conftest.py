@@ -18,11 +18,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 MOST_PROCESSES = 4  # each holds the models that its tests load
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Lets SIGINT end the processes that tests start: where a run is in the background of a shell it is ignored, by
     them, too, and who waits for their end would wait for ever."""
+    if config.option.markexpr == "gpu" and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+        _take_gpu(int(worker.removeprefix("gw")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _take_gpu(worker: int) -> None:
+    """Gives each of several processes one of the GPUs; what needs two is run by one process."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",") if named else [*map(str, range(torch.cuda.device_count()))]
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
 
 
 @pytest.hookimpl(tryfirst=True)
