@@ -8,8 +8,12 @@ from vlm.ops.paged_kv import PagedKV, quantized
 
 
 def reference(k: Tensor, v: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor) -> None:
-    positions = positions.long()
-    blocks, places = tables[slots.long(), positions // kv.block_size].long(), positions % kv.block_size
+    if len(k) == 1:  # without the many small operations that several rows take
+        block, places = divmod(int(positions), kv.block_size)
+        blocks, k, v = int(tables[int(slots), block]), k[0], v[0]
+    else:
+        positions = positions.long()
+        blocks, places = tables[slots.long(), positions // kv.block_size].long(), positions % kv.block_size
     for rows, kept, scales in ((k, kv.keys, kv.key_scales), (v, kv.values, kv.value_scales)):
         if scales is None:
             kept[blocks, :, places] = rows

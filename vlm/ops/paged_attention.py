@@ -12,6 +12,8 @@ from torch import Tensor
 from vlm.ops.attention_variant import PLAIN, AttentionVariant, attend
 from vlm.ops.paged_kv import PagedKV
 
+Blocks = slice | Tensor  # numbers of a cache's blocks, rows behind each other
+
 
 def reference(
     q: Tensor,
@@ -24,16 +26,17 @@ def reference(
     variant: AttentionVariant = PLAIN,
 ) -> Tensor:
     k, v, inside = cached_tokens(kv, tables, slots, lengths)
-    longest = inside.shape[1]
     mask = None if len(q) == 1 or bool(inside.all()) else inside[:, None, None]
-    back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
-    if bias is not None:
-        most = bias.shape[1] // 2
-        row_bias = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
-        mask = row_bias if mask is None else row_bias.masked_fill(~mask, float("-inf"))
+    if bias is not None or variant.reach is not None:
+        back = torch.arange(inside.shape[1], device=q.device) - (lengths[:, None] - 1)
+        if bias is not None:
+            most = bias.shape[1] // 2
+            row_bias = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
+            mask = row_bias if mask is None else row_bias.masked_fill(~mask, float("-inf"))
+        mask = variant.within(mask, back[:, None, None])
     # the query heads that share a head of keys stand where a sequence's queries do
     queries = q.float().view(len(q), k.shape[1], -1, q.shape[2])
-    y = attend(queries, k, v, variant.within(mask, back[:, None, None]), scale, variant)
+    y = attend(queries, k, v, mask, scale, variant)
     return y.reshape(q.shape).to(q.dtype)
 
 
@@ -41,42 +44,45 @@ def cached_tokens(kv: PagedKV, tables: Tensor, slots: Tensor, lengths: Tensor) -
     """Returns the first T tokens of each row's block table, T the most of `lengths`: keys and values [R, H_kv, T, D]
     float32, not to be written to, and which of them a row sees [R, T]; the others are 0."""
     longest = int(lengths.max())
-    blocks = tables[slots.long(), : -(-longest // kv.block_size)].long()  # [R, n]
-    run = _run(blocks)
+    num_blocks = -(-longest // kv.block_size)
+    if len(slots) == 1:  # without the many small operations that a row of several takes
+        blocks: Blocks = _run_or_numbers(tables[int(slots), :num_blocks])
+    else:
+        blocks = tables[slots.long(), :num_blocks].long().flatten()
     sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
-    k, v = (_gathered(cache, scales, blocks, run)[:, :, :longest] for cache, scales in sides)
+    k, v = (_gathered(cache, scales, blocks, len(slots))[:, :, :longest] for cache, scales in sides)
+    if len(slots) == 1:
+        return k, v, torch.ones(1, longest, dtype=torch.bool, device=lengths.device)
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
-    if len(blocks) > 1 and not bool(inside.all()):
+    if not bool(inside.all()):
         # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
         for part in (k, v):
             part.masked_fill_(~inside[:, None, :, None], 0.0)
     return k, v, inside
 
 
-def _run(blocks: Tensor) -> slice | None:
-    """Returns the place of one row's blocks [1, n] in the cache, where they lie behind each other there."""
-    if len(blocks) > 1:
-        return None
-    numbers = blocks[0].tolist()
+def _run_or_numbers(table: Tensor) -> Blocks:
+    """Returns where the blocks of a table [n] lie in the cache: as a slice where one lies behind the other."""
+    numbers = table.tolist()
     run = range(numbers[0], numbers[0] + len(numbers))
-    return slice(run.start, run.stop) if numbers == [*run] else None
+    return slice(run.start, run.stop) if numbers == [*run] else table.long()
 
 
-def _gathered(cache: Tensor, scales: Tensor | None, blocks: Tensor, run: slice | None) -> Tensor:
-    """Gathers blocks [R, n] of a cache [N, H, block, D] -> [R, H, n * block, D] float32, a view of one copy, or of the
-    cache itself where they are a run of it.
+def _gathered(cache: Tensor, scales: Tensor | None, blocks: Blocks, rows: int) -> Tensor:
+    """Gathers the blocks of so many rows from a cache [N, H, block, D] -> [R, H, n * block, D] float32, a view of one
+    copy, or of the cache itself where they are a slice of it.
 
     Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
     """
 
     def taken(cache: Tensor) -> Tensor:
         by_token = cache.transpose(1, 2)
-        return by_token[run] if run is not None else by_token.index_select(0, blocks.reshape(-1))
+        return by_token[blocks] if isinstance(blocks, slice) else by_token.index_select(0, blocks)
 
-    rows = taken(cache).float()  # [R * n, block, H, D]
-    if scales is not None:  # of values in 8 bits: the rows are a copy
-        rows *= taken(scales)[..., None]
-    return rows.reshape(len(blocks), -1, *rows.shape[2:]).transpose(1, 2)
+    tokens = taken(cache).float()  # [R * n, block, H, D]
+    if scales is not None:  # of values in 8 bits: the tokens are a copy
+        tokens *= taken(scales)[..., None]
+    return tokens.reshape(rows, -1, *tokens.shape[2:]).transpose(1, 2)
 
 
 def paged_attention(
