@@ -137,7 +137,9 @@ def paged_attention(device: torch.device) -> None:
 
 def grouped_attention(device: torch.device) -> None:
     # several query heads a head of keys: groups that are no power of two, one head for all, padded head sizes
-    for rows, heads, kv_heads, dim, block, width in ((3, 6, 2, 12, 8, 5), (2, 20, 1, 32, 16, 20), (4, 4, 2, 64, 8, 30)):
+    for rows, heads, kv_heads, dim, block, width in (
+        (3, 6, 2, 12, 8, 5), (2, 20, 1, 32, 16, 20), (4, 4, 2, 64, 8, 30), (1, 4, 2, 16, 8, 140)
+    ):  # fmt: skip
         keys, values = (torch.randn(99, kv_heads, block, dim) for _ in range(2))
         tables, slots = _ints(99, SLOTS, width), _ints(SLOTS, rows)
         lengths = _ints(width * block + 1, rows, low=1)

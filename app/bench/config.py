@@ -104,9 +104,7 @@ class BenchConfig(SubjectConfig):
 class LatencyConfig(BenchConfig):
     """Pages, one at a time, whose steps can be looked into."""
 
-    profile: bool = option(
-        False, "Also list the kernels of first token and step, and how long each takes (CUDA)."
-    )
+    profile: bool = option(False, "Also list the kernels of first token and step, and how long each takes (CUDA).")
 
 
 @dataclass(frozen=True)

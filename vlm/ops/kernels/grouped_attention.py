@@ -10,10 +10,61 @@ import triton.language as tl
 
 from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
-from vlm.ops.kernels.splits import is_last, merge
+from vlm.ops.kernels.splits import is_last, merge_group
 
 TILE = 64  # tokens a step of a program
+
+
+@jit
+def with_tile(
+    highest, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block, place, inside, kv_head, d, scale,
+    block_stride, head_stride, scale_stride,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Returns highest scores [G], their sums [G] and values by weight [G, D] with those of one more tile of tokens, at
+    these places [TILE] of blocks [TILE]."""
+    at = (block * block_stride + kv_head * head_stride + place * DIM)[:, None] + d[None, :]
+    mask = inside[:, None] & (d < DIM)[None, :]
+    k = tl.load(k_ptr + at, mask=mask, other=0.0)
+    v = tl.load(v_ptr + at, mask=mask, other=0.0)
+    if MOST > 0:
+        scaled = block * scale_stride + kv_head * BLOCK + place
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if MOST > 0:
+        scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
+    scores = base_2_scores(scores, CAP)
+    scores = tl.where(inside[None, :], scores, -float("inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    shrink = tl.exp2(highest - new_highest)
+    weights = tl.exp2(scores - new_highest[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    if MOST > 0:
+        weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
+    acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return new_highest, total, acc
+
+
+@jit
+def finish(
+    highest, total, acc, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr, row, kv_head, split, heads, d,
+    GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Stores the results of a group of query heads, or of its split, of which the last one to end merges all."""
+    g, first = tl.arange(0, G), row * heads + kv_head * GROUP
+    pair, in_group = first + g, g < GROUP
+    if SPLITS == 1:
+        out = out_ptr + pair[:, None] * DIM + d[None, :]
+        tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_group[:, None] & (d < DIM)[None, :])
+    else:
+        place = pair * SPLITS + split
+        tl.store(acc_ptr + place[:, None] * PAD + d[None, :], acc, mask=in_group[:, None] & (d < PAD)[None, :])
+        tl.store(max_ptr + place, highest, mask=in_group)
+        tl.store(sum_ptr + place, total, mask=in_group)
+        if is_last(arrivals_ptr + row * tl.num_programs(1) + kv_head, SPLITS):
+            merge_group(acc_ptr, max_ptr, sum_ptr, out_ptr, first, GROUP, G, DIM, D, PAD, SPLITS)
 
 
 @dependent
@@ -62,37 +113,11 @@ def attend(
         n = start + tl.arange(0, TILE)
         inside = n < end
         block = tl.load(table + n // BLOCK, mask=inside, other=0).to(tl.int64)
-        at = (block * block_stride + kv_head * head_stride + (n % BLOCK) * DIM)[:, None] + d[None, :]
-        mask = inside[:, None] & (d < DIM)[None, :]
-        k = tl.load(k_ptr + at, mask=mask, other=0.0)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0)
-        if MOST > 0:
-            scaled = block * scale_stride + kv_head * BLOCK + n % BLOCK
-            k, v = k.to(q.dtype), v.to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if MOST > 0:
-            scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
-        scores = base_2_scores(scores, CAP)
-        scores = tl.where(inside[None, :], scores, -float("inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        if MOST > 0:
-            weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        highest = new_highest
-    pair = row * heads + kv_head * GROUP + g
-    in_group = g < GROUP
-    if SPLITS == 1:
-        out = out_ptr + pair[:, None] * DIM + d[None, :]
-        tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_group[:, None] & (d < DIM)[None, :])
-    else:
-        place = pair * SPLITS + split
-        tl.store(acc_ptr + place[:, None] * PAD + d[None, :], acc, mask=in_group[:, None] & (d < PAD)[None, :])
-        tl.store(max_ptr + place, highest, mask=in_group)
-        tl.store(sum_ptr + place, total, mask=in_group)
-        first = row * heads + kv_head * GROUP
-        if is_last(arrivals_ptr + row * tl.num_programs(1) + kv_head, SPLITS):
-            for each in range(first, first + GROUP):
-                merge(acc_ptr, max_ptr, sum_ptr, out_ptr, each, DIM, PAD, SPLITS)
+        highest, total, acc = with_tile(
+            highest, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block, n % BLOCK, inside, kv_head, d, scale,
+            block_stride, head_stride, scale_stride, DIM, BLOCK, MOST, CAP,
+        )  # fmt: skip
+    finish(
+        highest, total, acc, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr, row, kv_head, split, heads, d, GROUP, G,
+        DIM, D, PAD, SPLITS,
+    )  # fmt: skip

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attention_variant, grouped_attention
-from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_stages
+from vlm.ops.kernels.grouped_attention import finish, with_tile
 from vlm.ops.kernels.paged_attention import num_splits
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
-from vlm.ops.kernels.splits import is_last, merge
 from vlm.ops.paged_kv import MOST, PagedKV
 
 
@@ -57,41 +56,14 @@ def _attend(
         place = tl.where(n < own, seen + n, n - own)
         block = tl.load(table + place // BLOCK, mask=n < tl.minimum(own, end), other=0)
         block += tl.load(cross_table + place // BLOCK, mask=inside & (n >= own), other=0)
-        block = block.to(tl.int64)
-        at = (block * block_stride + kv_head * head_stride + (place % BLOCK) * DIM)[:, None] + d[None, :]
-        mask = inside[:, None] & (d < DIM)[None, :]
-        k = tl.load(k_ptr + at, mask=mask, other=0.0)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0)
-        if MOST > 0:
-            scaled = block * scale_stride + kv_head * BLOCK + place % BLOCK
-            k, v = k.to(q.dtype), v.to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if MOST > 0:
-            scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
-        scores = base_2_scores(scores, CAP)
-        scores = tl.where(inside[None, :], scores, -float("inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        if MOST > 0:
-            weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        highest = new_highest
-    pair = row * heads + kv_head * GROUP + g
-    in_group = g < GROUP
-    if SPLITS == 1:
-        out = out_ptr + pair[:, None] * DIM + d[None, :]
-        tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_group[:, None] & (d < DIM)[None, :])
-    else:
-        at_split = pair * SPLITS + split
-        tl.store(acc_ptr + at_split[:, None] * PAD + d[None, :], acc, mask=in_group[:, None] & (d < PAD)[None, :])
-        tl.store(max_ptr + at_split, highest, mask=in_group)
-        tl.store(sum_ptr + at_split, total, mask=in_group)
-        first = row * heads + kv_head * GROUP
-        if is_last(arrivals_ptr + row * tl.num_programs(1) + kv_head, SPLITS):
-            for each in range(first, first + GROUP):
-                merge(acc_ptr, max_ptr, sum_ptr, out_ptr, each, DIM, PAD, SPLITS)
+        highest, total, acc = with_tile(
+            highest, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block.to(tl.int64), place % BLOCK, inside,
+            kv_head, d, scale, block_stride, head_stride, scale_stride, DIM, BLOCK, MOST, CAP,
+        )  # fmt: skip
+    finish(
+        highest, total, acc, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr, row, kv_head, split, heads, d, GROUP, G,
+        DIM, D, PAD, SPLITS,
+    )  # fmt: skip
 
 
 def merged_attention(

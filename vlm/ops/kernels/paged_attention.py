@@ -138,15 +138,14 @@ def writes_too(q: Tensor, kv: PagedKV, tables: Tensor, new: NewTokens) -> bool:
 
 def num_splits(q: Tensor, kv: PagedKV, *tables: Tensor) -> int:
     """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
-    of four warps, or one to every tile."""
+    of four warps, or one to every tile. Programs of groups share one that has memory for five of them: not more."""
     kv_heads, block = kv.keys.shape[1:3]
     pairs = len(q) * kv_heads
     if pairs > ARRIVALS:
         return 1
     tiles = triton.cdiv(sum(table.shape[1] for table in tables) * block, _split_tile(q, kv))
-    return triton.next_power_of_2(
-        min(triton.cdiv(4 * device_properties(q.device.index).multi_processor_count, pairs), tiles)
-    )
+    wanted = min(triton.cdiv(4 * device_properties(q.device.index).multi_processor_count, pairs), tiles)
+    return 1 << wanted.bit_length() - 1 if kv_heads < q.shape[1] else triton.next_power_of_2(wanted)
 
 
 def _split_tile(q: Tensor, kv: PagedKV) -> int:

@@ -29,3 +29,29 @@ def merge(acc_ptr, max_ptr, sum_ptr, out_ptr, pair, D: tl.constexpr, PAD: tl.con
     total = tl.sum(tl.load(sum_ptr + pair * SPLITS + s, cache_modifier=".cg") * weight)
     out = tl.sum(acc * weight[:, None], 0) / total  # pyright: ignore[reportOperatorIssue]
     tl.store(out_ptr + pair * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@jit
+def merge_group(
+    acc_ptr, max_ptr, sum_ptr, out_ptr, first,
+    GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Does for GROUP pairs from `first` on what `merge` does for one, all of them at once: one after another each would
+    wait for its own loads."""
+    # splits whose values are requested at once
+    UNROLL: tl.constexpr = SPLITS if SPLITS < 8 else 8  # pyright: ignore[reportAssignmentType]
+    g, s, d = tl.arange(0, G), tl.arange(0, SPLITS), tl.arange(0, D)
+    pair = first + tl.minimum(g, GROUP - 1)  # those beyond are computed, too, and not stored
+    places = (pair * SPLITS)[:, None] + s[None, :]
+    highest = tl.max(tl.load(max_ptr + places, cache_modifier=".cg"), 1)
+    acc, total = tl.zeros([G, D], tl.float32), tl.zeros([G], tl.float32)
+    for begin in range(0, SPLITS, UNROLL):
+        for each in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
+            place = pair * SPLITS + begin + each
+            weight = tl.exp2(tl.load(max_ptr + place, cache_modifier=".cg") - highest)
+            total += tl.load(sum_ptr + place, cache_modifier=".cg") * weight
+            at = acc_ptr + place[:, None] * PAD + d[None, :]
+            acc += tl.load(at, mask=(d < PAD)[None, :], other=0.0, cache_modifier=".cg") * weight[:, None]
+    out = out_ptr + pair[:, None] * DIM + d[None, :]
+    mask = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
