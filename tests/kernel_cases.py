@@ -426,9 +426,9 @@ def add_lora(device: torch.device) -> None:
     one program and by several; tiles of few rows and of many; adapters that nobody has, nobody who has one."""
     lora_kernel._processors, lora_kernel.PROMPT = (lambda index: 8), 64
     for rows, inputs, rank, count, parts in (
-        (1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2), (70, 130, 16, 9, 2)
+        (1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2), (70, 130, 16, 9, 2), (66, 64, 8, 3, 3)
     ):  # fmt: skip
-        columns = (slice(0, 70), slice(90, 100))[:parts]
+        columns = (slice(0, 70), slice(90, 100))[:parts] if parts < 3 else (slice(0, 8), slice(16, 96), slice(96, 104))
         a = torch.randn(parts, count, rank, inputs, device=device)
         b = torch.randn(count, rank, sum(place.stop - place.start for place in columns), device=device)
         matrices = LoraMatrices(a, b, columns)

@@ -21,8 +21,11 @@ class LoraMatrices:
     columns: tuple[slice, ...]  # of each part in the Linear's result
 
     def __post_init__(self):
+        tiles = list(_tiles(self.columns))
+        # what all their columns are multiples of: loads of 8 numbers at once must know
+        self.alignment = 8 if all(column % 8 == 0 for _, *columns in tiles for column in columns) else 1
         # [tiles, 4] int32: of each its part, its first column in b and in the result, how many it has
-        self.tiles = torch.tensor(list(_tiles(self.columns)), dtype=torch.int32, device=self.a.device)
+        self.tiles = torch.tensor(tiles, dtype=torch.int32, device=self.a.device)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, slice]]:
         """Yields of each part a [n, rank, in], b [n, rank, width] and its columns in the result."""

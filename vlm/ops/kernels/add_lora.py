@@ -20,7 +20,7 @@ from vlm.ops.lora_matrices import TILE, LoraMatrices
 FEW, MANY = 16, 64  # rows of a tile: the fewest that tensor cores multiply; of prompts and encoders
 PROMPT = 1024  # rows from which on tiles are MANY
 INPUTS = 128  # a step's
-CHUNK = 64  # columns at most
+CHUNK = 64  # columns at most, of as many adapters as have room
 
 
 @dependent
@@ -59,13 +59,15 @@ def _shrink(
 @dependent
 def _expand(
     narrow_ptr, b_ptr, ids_ptr, tiles_ptr, y_ptr, R, P, RANK, y_row, b_width,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """Adds to a tile of y [ROWS, TILE] what each row's adapter makes of its narrow row."""
     let_next_start()
     row, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
     tile = tiles_ptr + tl.program_id(1) * 4
-    part, b_begin, y_begin, width = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    part = tl.load(tile)
+    b_begin, y_begin = tl.multiple_of(tl.load(tile + 1), ALIGNMENT), tl.multiple_of(tl.load(tile + 2), ALIGNMENT)
+    width = tl.multiple_of(tl.load(tile + 3), ALIGNMENT)
     ids = tl.load(ids_ptr + row, mask=row < R, other=-1)
     in_tile = i < width
     # from the first adapter of these rows to the last one
@@ -82,7 +84,7 @@ def _expand(
         is_own = ids[:, None] == (column // RANK)[None, :]
         narrow = tl.zeros([ROWS, CHUNK], tl.float32)
         for split in tl.static_range(SPLITS):  # pyright: ignore[reportGeneralTypeIssues]
-            at = ((split * R + row) * P + part)[:, None].to(tl.int64) * RANK + (column % RANK)[None, :]
+            at = (((split * R + row) * P + part) * RANK)[:, None] + (column % RANK)[None, :]
             narrow += tl.load(narrow_ptr + at, mask=is_own, other=0.0)
         added = tl.dot(narrow.to(b.dtype), b, added, input_precision="ieee")
         b_at += CHUNK * b_width
@@ -106,17 +108,19 @@ def num_splits(tiles: int, inputs: int, processors: int) -> int:
 def add_lora(y: Tensor, x: Tensor, adapter_ids: Tensor, matrices: LoraMatrices) -> None:
     """Does what the operation `add_lora` says."""
     parts, count, rank, inputs = matrices.a.shape
-    height, columns = MANY if len(x) >= PROMPT else FEW, count * rank
-    rows, row_tiles = len(x), triton.cdiv(len(x), height)
+    rows, columns, is_prompt = len(x), count * rank, len(x) >= PROMPT
+    height = MANY if is_prompt else FEW
+    row_tiles = triton.cdiv(rows, height)
     assert x.stride(1) == y.stride(1) == 1 and matrices.a.is_contiguous() and matrices.b.is_contiguous()
     splits = num_splits(row_tiles * parts, inputs, _processors(y.device.index or 0))
     narrow = torch.empty((splits, rows, parts, rank), dtype=torch.float32, device=y.device)
-    chunk = min(CHUNK, max(16, triton.next_power_of_2(columns)))
+    # of a prompt's rows, which have one adapter, a chunk of several would be computed for nothing
+    chunk = min(CHUNK, max(16, triton.next_power_of_2(rank if is_prompt else columns)))
     kind = {"ROWS": height, "CHUNK": chunk, "SPLITS": splits, "num_warps": 4}
     _shrink[(row_tiles, triton.cdiv(columns, chunk), parts * splits)](
         x, matrices.a, adapter_ids, narrow, rows, inputs, parts, rank, columns, x.stride(0), INPUTS=INPUTS, **kind
     )
     _expand[(row_tiles, len(matrices.tiles))](
         narrow, matrices.b, adapter_ids, matrices.tiles, y, rows, parts, rank, y.stride(0), matrices.b.shape[2],
-        TILE=TILE, **kind,
+        TILE=TILE, ALIGNMENT=matrices.alignment, **kind,
     )  # fmt: skip
