@@ -18,6 +18,7 @@ from vlm.executor.packed_images import PatchEncoder
 from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
+from vlm.executor.upload import upload_stacked
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.layers.image_tiles import TiledVisionConfig, cut_tiles
 from vlm.layers.patches import PatchedVisionConfig
@@ -151,11 +152,8 @@ class Encoders:
     def _values(self, images: Items[Image], size: int) -> Tensor:
         """Returns pixel values [n, C, H, W] of images of one shape on the device: levels, a quarter of the bytes, are
         normalized there. The batch-invariant pass has `size` images, whatever there are."""
-        first, is_cuda = images[0].pixels, self.device.type == "cuda"
-        # memory that the GPU reads by itself: a copy out of other memory holds up the host, and is several times slower
-        pixels = torch.empty((len(images), *first.shape), dtype=first.dtype, pin_memory=is_cuda)
-        torch.stack([image.pixels for image in images], out=pixels)
-        values = pixel_values(pixels.to(self.device, non_blocking=True), images[0].normalization).to(self.dtype)
+        pixels = upload_stacked([image.pixels for image in images], self.device)
+        values = pixel_values(pixels, images[0].normalization).to(self.dtype)
         if not self.batch_invariant:
             return values
         return torch.cat((values, values[:1].expand(size - len(values), -1, -1, -1)))
