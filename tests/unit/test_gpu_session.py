@@ -51,7 +51,7 @@ def script():
     del sys.modules[spec.name]
 
 
-def test_every_command_is_one_that_its_model_takes(script, monkeypatch):
+def test_every_command_is_one_that_its_model_takes(script, tmp_path, monkeypatch):
     """Options, limits and sizes are looked at as `vlm bench` does before minutes are spent; no weight is made."""
     found = []
     monkeypatch.setattr(bench, "_measure", lambda kind, config, out, as_csv: found.append((kind, config)))
@@ -59,7 +59,7 @@ def test_every_command_is_one_that_its_model_takes(script, monkeypatch):
     monkeypatch.setattr(bench, "_write", lambda *_, **__: None)
     for each in (script.Measurement(*command) for command in script.COMMANDS):
         with pytest.raises(SystemExit) as done:
-            main(each.words(Path("x.json")))
+            main(each.words(tmp_path / "x.json"))
         assert not done.value.code and each.seconds <= 540
     assert len({name for name, *_ in script.COMMANDS}) == len(found) == len(script.COMMANDS)
     for kind, config in found:
