@@ -26,10 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Lock
 
 VLM = (sys.executable, "-m", "vlm_app.cli.main")
@@ -153,7 +153,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A command of `vlm bench`, and the seconds that it may take."""
+    """Holds a command of `vlm bench`, and the seconds that it may take."""
 
     name: str
     seconds: int
@@ -175,7 +175,7 @@ class Measurement:
 
 @dataclass
 class Session:
-    """Measurements on `gpus` GPUs until `end`, a time of the monotonic clock; results go to `out`."""
+    """Runs measurements on `gpus` GPUs until `end`, a time of the monotonic clock; results go to `out`."""
 
     out: Path
     end: float
@@ -185,18 +185,22 @@ class Session:
 
     def run(self, wanted: list[Measurement]) -> None:
         """Runs each: those of several GPUs in their order, then on each GPU the next one of the others."""
+        numbers, free = _numbers(self.gpus), SimpleQueue[str | None]()
         for each in wanted:
             if each.gpus > 1:
-                self._note(self._measured(each, ",".join(map(str, range(self.gpus)))))
-        others = deque(each for each in wanted if each.gpus == 1)
+                self._note(self._measured(each, ",".join(numbers)))
+        for number in numbers if self.gpus > 1 else [None]:
+            free.put(number)
 
-        def take_turns(gpu: int) -> None:
-            while others:
-                with contextlib.suppress(IndexError):  # another one took the last
-                    self._note(self._measured(others.popleft(), str(gpu) if self.gpus > 1 else None))
+        def measure(each: Measurement) -> None:
+            gpu = free.get()
+            try:
+                self._note(self._measured(each, gpu))
+            finally:
+                free.put(gpu)
 
         with ThreadPoolExecutor(self.gpus) as pool:
-            list(pool.map(take_turns, range(self.gpus)))
+            list(pool.map(measure, [each for each in wanted if each.gpus == 1]))
 
     def _note(self, outcome: Outcome) -> None:
         with self._lock:
@@ -220,6 +224,12 @@ class Session:
         if again.status != "ran":
             return again
         return Outcome(each.name, "ran without Hugging Face", outcome.seconds + again.seconds, outcome.says)
+
+
+def _numbers(gpus: int) -> list[str]:
+    """Returns the GPUs' numbers: the first ones, of those that CUDA_VISIBLE_DEVICES names where it does."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",")[:gpus] if named else [str(number) for number in range(gpus)]
 
 
 def main(arguments: list[str] | None = None) -> int:
