@@ -29,7 +29,7 @@ def check_profiled(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the device ran in a call."""
+    """Holds what the device ran in a call."""
 
     counts: Counter[str] = field(default_factory=Counter)  # of each kernel, or copy
     times: Mapping[str, float] = field(default_factory=dict)  # microseconds of all its runs
@@ -41,10 +41,11 @@ def kernels_of(first: Callable[[], Any], whole: Callable[[], Any], steps: int, d
     the `first_token_kernels`: how many, their microseconds, those in which any of them runs, and those that take
     longest by name."""
     every, before = _recorded(whole, device), _recorded(first, device)
-    return {"kernels": _beyond(before, every, steps), "first_token_kernels": _beyond(Recording(), before, 1)}
+    return {"kernels": _difference(before, every, steps), "first_token_kernels": _difference(Recording(), before, 1)}
 
 
-def _beyond(before: Recording, every: Recording, steps: int) -> Results:
+def _difference(before: Recording, every: Recording, steps: int) -> Results:
+    """Returns what was run beyond another recording, shared among so many steps."""
     by_name = [
         {
             "name": name[:NAME],
@@ -71,10 +72,10 @@ def _recorded(call: Callable[[], Any], device: torch.device) -> Recording:
     for event in events:
         counts[event.name] += 1
         times[event.name] += event.device_time_total
-    return Recording(counts, times, _covered((event.time_range.start, event.time_range.end) for event in events))
+    return Recording(counts, times, _union_length((event.time_range.start, event.time_range.end) for event in events))
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
+def _union_length(spans: Iterable[tuple[float, float]]) -> float:
     """Returns how much (start, end) cover together: a kernel may begin while the one before it ends."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

@@ -44,27 +44,25 @@ def cached_tokens(kv: PagedKV, tables: Tensor, slots: Tensor, lengths: Tensor) -
     """Returns the first T tokens of each row's block table, T the most of `lengths`: keys and values [R, H_kv, T, D]
     float32, not to be written to, and which of them a row sees [R, T]; the others are 0."""
     longest = int(lengths.max())
-    num_blocks = -(-longest // kv.block_size)
-    if len(slots) == 1:  # without the many small operations that a row of several takes
-        blocks: Blocks = _run_or_numbers(tables[int(slots), :num_blocks])
-    else:
-        blocks = tables[slots.long(), :num_blocks].long().flatten()
+    blocks = _blocks(tables, slots, -(-longest // kv.block_size))
     sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
     k, v = (_gathered(cache, scales, blocks, len(slots))[:, :, :longest] for cache, scales in sides)
-    if len(slots) == 1:
-        return k, v, torch.ones(1, longest, dtype=torch.bool, device=lengths.device)
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
-    if not bool(inside.all()):
+    if len(slots) > 1 and not bool(inside.all()):
         # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
         for part in (k, v):
             part.masked_fill_(~inside[:, None, :, None], 0.0)
     return k, v, inside
 
 
-def _run_or_numbers(table: Tensor) -> Blocks:
-    """Returns where the blocks of a table [n] lie in the cache: as a slice where one lies behind the other."""
+def _blocks(tables: Tensor, slots: Tensor, count: int) -> Blocks:
+    """Returns the numbers of the first blocks of each row's table: of one row alone as a slice, where they follow each
+    other in the cache."""
+    if len(slots) > 1:
+        return tables[slots.long(), :count].long().flatten()
+    table = tables[int(slots), :count]
     numbers = table.tolist()
-    run = range(numbers[0], numbers[0] + len(numbers))
+    run = range(numbers[0], numbers[0] + count)
     return slice(run.start, run.stop) if numbers == [*run] else table.long()
 
 
@@ -75,13 +73,13 @@ def _gathered(cache: Tensor, scales: Tensor | None, blocks: Blocks, rows: int) -
     Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
     """
 
-    def taken(cache: Tensor) -> Tensor:
-        by_token = cache.transpose(1, 2)
+    def gather(side: Tensor) -> Tensor:
+        by_token = side.transpose(1, 2)
         return by_token[blocks] if isinstance(blocks, slice) else by_token.index_select(0, blocks)
 
-    tokens = taken(cache).float()  # [R * n, block, H, D]
+    tokens = gather(cache).float()  # [R * n, block, H, D]
     if scales is not None:  # of values in 8 bits: the tokens are a copy
-        tokens *= taken(scales)[..., None]
+        tokens *= gather(scales)[..., None]
     return tokens.reshape(rows, -1, *tokens.shape[2:]).transpose(1, 2)
 
 

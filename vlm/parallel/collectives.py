@@ -99,7 +99,7 @@ class OneHost:
 
 
 class Graphs(Protocol):
-    """CUDA graphs, in which calls of collectives are."""
+    """Holds CUDA graphs, in which calls of collectives are."""
 
     def clear(self) -> None:
         """Forgets them all."""

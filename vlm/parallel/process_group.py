@@ -24,7 +24,7 @@ from vlm.parallel.stages import Stages
 dist: Any = torch.distributed  # which exports its groups' types to no checker
 TIMEOUT = timedelta(minutes=5)  # of connecting, and of waiting for each other amid a step
 IDLE = timedelta(days=365)  # a server's ranks wait for its next request
-PATIENCE = 10.0  # seconds for the end of connections, which the end of the process ends, too
+ABORT_TIMEOUT = 10.0  # seconds for the end of connections, which the end of the process ends, too
 GONE = "another rank has ended or cannot be reached, so this one cannot go on; start all of them again."
 
 
@@ -68,12 +68,12 @@ class ProcessGroup:
             self._peers.abort()
         if self.device.type == "cuda" and not self._is_aborted:  # gloo finds out by itself
             self._is_aborted = True
-            _aborting(self._group)  # it ends what waits, and then waits for the graphs it is called in
+            _abort_in_thread(self._group)  # it ends what waits, and then waits for the graphs it is called in
 
     def close(self) -> None:
         if self.device.type == "cuda" and not self._is_aborted:
             torch.cuda.synchronize(self.device)  # the others' GPUs have the same passes under way
-            _aborting(self._group).join(PATIENCE)  # without a word to the others, who may have gone
+            _abort_in_thread(self._group).join(ABORT_TIMEOUT)  # without a word to the others, who may have gone
         self._group = self._peers = None
 
 
@@ -168,7 +168,7 @@ def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
     ranks.hosts.minimum(0)
 
 
-def _aborting(group: Any) -> threading.Thread:
+def _abort_in_thread(group: Any) -> threading.Thread:
     """Aborts what a group of NCCL does, and its connections: in a thread, as it may wait for other groups' kernels."""
     thread = threading.Thread(target=group.abort, name="abort", daemon=True)
     thread.start()

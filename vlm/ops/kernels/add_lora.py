@@ -18,7 +18,7 @@ from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for
 from vlm.ops.lora_matrices import TILE, LoraMatrices
 
 FEW, MANY = 16, 64  # rows of a tile: the fewest that tensor cores multiply; of prompts and encoders
-PROMPT = 1024  # rows from which on tiles are MANY
+PREFILL_ROWS = 1024  # from which on tiles are MANY
 INPUTS = 128  # a step's
 CHUNK = 64  # columns at most, of as many adapters as have room
 
@@ -108,14 +108,14 @@ def num_splits(tiles: int, inputs: int, processors: int) -> int:
 def add_lora(y: Tensor, x: Tensor, adapter_ids: Tensor, matrices: LoraMatrices) -> None:
     """Does what the operation `add_lora` says."""
     parts, count, rank, inputs = matrices.a.shape
-    rows, columns, is_prompt = len(x), count * rank, len(x) >= PROMPT
-    height = MANY if is_prompt else FEW
+    rows, columns, is_prefill = len(x), count * rank, len(x) >= PREFILL_ROWS
+    height = MANY if is_prefill else FEW
     row_tiles = triton.cdiv(rows, height)
     assert x.stride(1) == y.stride(1) == 1 and matrices.a.is_contiguous() and matrices.b.is_contiguous()
     splits = num_splits(row_tiles * parts, inputs, _processors(y.device.index or 0))
     narrow = torch.empty((splits, rows, parts, rank), dtype=torch.float32, device=y.device)
     # of a prompt's rows, which have one adapter, a chunk of several would be computed for nothing
-    chunk = min(CHUNK, max(16, triton.next_power_of_2(rank if is_prompt else columns)))
+    chunk = min(CHUNK, max(16, triton.next_power_of_2(rank if is_prefill else columns)))
     kind = {"ROWS": height, "CHUNK": chunk, "SPLITS": splits, "num_warps": 4}
     _shrink[(row_tiles, triton.cdiv(columns, chunk), parts * splits)](
         x, matrices.a, adapter_ids, narrow, rows, inputs, parts, rank, columns, x.stride(0), INPUTS=INPUTS, **kind

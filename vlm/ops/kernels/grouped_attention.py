@@ -18,7 +18,7 @@ TILE = 64  # tokens a step of a program
 
 
 @jit
-def with_tile(
+def attend_tile(
     highest, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block, place, inside, kv_head, d, scale,
     block_stride, head_stride, scale_stride,
     DIM: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr, CAP: tl.constexpr,
@@ -48,7 +48,7 @@ def with_tile(
 
 
 @jit
-def finish(
+def store_result(
     highest, total, acc, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr, row, kv_head, split, heads, d,
     GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -113,11 +113,11 @@ def attend(
         n = start + tl.arange(0, TILE)
         inside = n < end
         block = tl.load(table + n // BLOCK, mask=inside, other=0).to(tl.int64)
-        highest, total, acc = with_tile(
+        highest, total, acc = attend_tile(
             highest, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block, n % BLOCK, inside, kv_head, d, scale,
             block_stride, head_stride, scale_stride, DIM, BLOCK, MOST, CAP,
         )  # fmt: skip
-    finish(
+    store_result(
         highest, total, acc, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr, row, kv_head, split, heads, d, GROUP, G,
         DIM, D, PAD, SPLITS,
     )  # fmt: skip

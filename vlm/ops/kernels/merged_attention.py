@@ -15,7 +15,7 @@ from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attention_variant, grouped_attention
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_stages
-from vlm.ops.kernels.grouped_attention import finish, with_tile
+from vlm.ops.kernels.grouped_attention import attend_tile, store_result
 from vlm.ops.kernels.paged_attention import num_splits
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import MOST, PagedKV
@@ -56,11 +56,11 @@ def _attend(
         place = tl.where(n < own, seen + n, n - own)
         block = tl.load(table + place // BLOCK, mask=n < tl.minimum(own, end), other=0)
         block += tl.load(cross_table + place // BLOCK, mask=inside & (n >= own), other=0)
-        highest, total, acc = with_tile(
+        highest, total, acc = attend_tile(
             highest, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, block.to(tl.int64), place % BLOCK, inside,
             kv_head, d, scale, block_stride, head_stride, scale_stride, DIM, BLOCK, MOST, CAP,
         )  # fmt: skip
-    finish(
+    store_result(
         highest, total, acc, out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr, row, kv_head, split, heads, d, GROUP, G,
         DIM, D, PAD, SPLITS,
     )  # fmt: skip

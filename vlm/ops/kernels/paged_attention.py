@@ -138,7 +138,7 @@ def writes_too(q: Tensor, kv: PagedKV, tables: Tensor, new: NewTokens) -> bool:
 
 def num_splits(q: Tensor, kv: PagedKV, *tables: Tensor) -> int:
     """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
-    of four warps, or one to every tile. Programs of groups share one that has memory for five of them: not more."""
+    of four warps, or one to every tile. A multiprocessor holds five of groups: it gets at most four."""
     kv_heads, block = kv.keys.shape[1:3]
     pairs = len(q) * kv_heads
     if pairs > ARRIVALS:
