@@ -7,15 +7,18 @@ import pickle
 import shutil
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from vlm.errors import EngineError
 from vlm.processing.image_processor import ProcessorSource
 from vlm_app.ocr.documents.page_reading import PageImages
 from vlm_app.ocr.readers.shipped_images import ShippedImages
 
 
-def test_settings_travel_by_their_content(tmp_path):
+def test_settings_travel_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "engine"
     folder.mkdir()
     settings = {
@@ -34,6 +37,16 @@ def test_settings_travel_by_their_content(tmp_path):
     there = shipped.unpacked()
     assert there.exact_pixels and hash(shipped) == hash(pickle.loads(content))
     assert np.array_equal(there.source.load().read(picture).pixels, own.pixels)
+    assert shipped.unpacked() == pickle.loads(content).unpacked() == there  # processes of one machine share the files
+    assert [path.parent for path in tmp_path.rglob("preprocessor_config.json")] == [there.source.folder]
+
+
+def test_a_machine_without_room_is_told_of(tmp_path, monkeypatch):
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    images = PageImages(ProcessorSource(tmp_path, (NOUGAT_IMAGES,), (32, 24)))
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "preprocessor_config.json"))
+    with pytest.raises(EngineError, match="set VLM_CACHE to a writable folder"):
+        ShippedImages.packed(images).unpacked()
 
 
 def test_models_without_settings_have_none_to_send():

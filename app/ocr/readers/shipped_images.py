@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
+from hashlib import sha256
 
+from vlm.artifacts.cache import cache_errors, cache_root
+from vlm.artifacts.files import write_atomically
 from vlm.processing.image_processor import PLACES
 from vlm_app.ocr.documents.page_reading import PageImages
 
@@ -26,10 +27,12 @@ class ShippedImages:
         return cls(replace(images, source=replace(images.source, folder=None)), files)
 
     def unpacked(self) -> PageImages:
-        """Writes them into a folder of this machine, which stays."""
+        """Writes them into a folder of this machine's cache, one for all that have the same content."""
         if not self.files:
             return self.images
-        folder = Path(tempfile.mkdtemp(prefix="vlm-images-"))
-        for name, content in self.files:
-            (folder / name).write_bytes(content)
+        root = cache_root()
+        folder = root / "image-processors" / sha256(repr(self.files).encode()).hexdigest()[:32]
+        with cache_errors(root):
+            for name, content in self.files:
+                write_atomically(folder / name, content)
         return replace(self.images, source=replace(self.images.source, folder=folder))
