@@ -1,4 +1,4 @@
-"""The Triton kernels on Triton's interpreter against their plain-torch references: no GPU needed."""
+"""The Triton kernels without a GPU: on Triton's interpreter against their plain-torch references, and compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import sys
 
 import pytest
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+CASES = (
+    "paged_attention packed_attention grouped_attention merged_attention step_attention prefill_attention rotary"
+    " qk_norm embed last_tokens kv_write add_layer_norm add_rms_norm activation linear quantized_linear add_lora"
+    " scale_rows w8a8 greedy topk_logprobs beam_search copy_blocks append_and_check_stop"
+).split()
 SCRIPT = """
 import torch
 from tests.kernel_cases import CASES
@@ -20,9 +26,20 @@ for name, case in CASES.items():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed on this platform")
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this platform")
 def test_kernels_equal_their_references_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, cwd=".")
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count("ok ") == 24
+    assert run.stdout.split() == [word for name in CASES for word in ("ok", name)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this platform")
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile_for_a_gpu(name):
+    """What the interpreter runs need not compile: in bfloat16, for compute capability 9.0."""
+    command = [sys.executable, "-O", "-m", "tests.compiled_kernels", name]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.split()
