@@ -24,6 +24,7 @@ from vlm.ops import merged_attention as merged_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
+from vlm.ops import prompt_lookup as lookup_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
 from vlm.ops import scale_rows as scale_op
@@ -44,6 +45,7 @@ from vlm.ops.kernels import merged_attention as merged_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
+from vlm.ops.kernels import prompt_lookup as lookup_kernel
 from vlm.ops.kernels import qk_norm as qk_norm_kernel
 from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
@@ -278,6 +280,34 @@ def last_tokens(device: torch.device) -> None:
         found = last_tokens_kernel.last_tokens(state, slots, lengths)
         for got, want in zip(found, last_tokens_op.reference(state, slots, lengths), strict=True):
             assert got is want is None or torch.equal(got, want)
+
+
+def prompt_lookup(device: torch.device) -> None:
+    """Ragged sequences of few tokens, of which some are none of the decoder's; padding twice, and one that is full but
+    for a place, in which nothing matches."""
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
+
+    rows = 40
+    for room, sources in ((1300, 700), (60, 0)):
+        states = [BatchState(rows, room, CacheShape(1, 1, 1, 1), device, max_source_len=sources) for _ in range(2)]
+        slots = torch.cat((torch.randperm(rows), torch.full((2,), rows))).int().to(device)
+        drawn = {
+            "tokens": _ints(12, rows + 1, room), "lengths": _ints(room, rows + 1, low=1),
+            "finish": (torch.rand(rows + 1) < 0.1).int(), "max_lengths": torch.full((rows + 1,), room),
+            "sources": _ints(12, rows + 1, sources), "source_lengths": _ints(sources + 1, rows + 1),
+            "limits": _ints(7, rows + 1),
+        }  # fmt: skip
+        drawn["tokens"][0], drawn["lengths"][0], drawn["limits"][rows] = torch.arange(room), room - 1, 0
+        for state in states:
+            for name, values in drawn.items():
+                getattr(state.slots if hasattr(state.slots, name) else state.drafts, name).copy_(values)
+        got, want = (
+            find(state.slots, state.drafts, slots, 5, 10)
+            for find, state in zip((lookup_kernel.propose, lookup_op.reference), states, strict=True)
+        )
+        assert torch.equal(got, want) and (want >= 0).sum() > rows // 2
+        assert torch.equal(states[0].drafts.num_drafted, states[1].drafts.num_drafted)
 
 
 def kv_write(device: torch.device) -> None:
@@ -633,6 +663,7 @@ CASES = {
         qk_norm,
         embed,
         last_tokens,
+        prompt_lookup,
         kv_write,
         add_layer_norm,
         add_rms_norm,

@@ -20,6 +20,7 @@ NAMES = [
     "qk_norm",
     "embed",
     "last_tokens",
+    "prompt_lookup",
     "kv_write",
     "add_layer_norm",
     "add_rms_norm",

@@ -90,3 +90,8 @@ def test_limits():
     state = state_of(rows)
     state.drafts.limits[0], state.slots.max_lengths[1], state.slots.finish[2] = 2, 6, 1
     assert [len(row) for row in proposals(state, 5, 4)] == [2, 2, 0, 4, 0]
+
+
+@pytest.mark.parametrize("length", [38, 39, 40])
+def test_a_sequence_that_is_nearly_full_and_repeats_nothing(length):
+    assert proposals(state_of([([], [VOCAB] * length)], room=40), 1, 4) == [[]]

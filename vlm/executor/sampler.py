@@ -14,7 +14,7 @@ from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, logits_processors, sample
 from vlm.ops.append_and_check_stop import append_and_check_stop
 from vlm.ops.beam_state import Groups
-from vlm.ops.prompt_lookup import NONE, propose
+from vlm.ops.prompt_lookup import propose
 from vlm.ops.token_rules import END, row_rules
 from vlm.ops.topk_logprobs import topk_logprobs
 from vlm.requests.finish import RUNNING
@@ -39,10 +39,7 @@ class Sampler:
 
     def propose(self, rows: DecodeRows, plan: SamplingPlan, vocab_size: int) -> Tensor:
         """Proposes the next tokens of every row that is no beam, [drafts, R] int32: see vlm.ops.prompt_lookup."""
-        drafts = self.state.drafts
-        proposed = propose(self.state.slots, drafts, rows.single, plan.drafts, vocab_size)
-        drafts.num_drafted.index_add_(0, rows.single.long(), (proposed != NONE).sum(0, dtype=torch.int32))
-        return proposed
+        return propose(self.state.slots, self.state.drafts, rows.single, plan.drafts, vocab_size)
 
     def verify(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan, proposed: Tensor) -> None:
         """Chooses the tokens after those that `sample` has appended, from the logits [drafts, R, V] after each of the

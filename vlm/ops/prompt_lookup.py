@@ -36,9 +36,7 @@ class DraftState:
         return cls(ints(max_source_len), ints(), ints(), ints(), ints())
 
 
-def propose(state: SequenceState, drafts: DraftState, slots: Tensor, count: int, vocab_size: int) -> Tensor:
-    """Proposes the next `count` tokens of the slots [R] int32 -> [count, R] int32, NONE from where there is no more to
-    propose. None lies beyond a sequence's last token but one, which ends it anyway."""
+def reference(state: SequenceState, drafts: DraftState, slots: Tensor, count: int, vocab_size: int) -> Tensor:
     s = slots.long()
     length = state.lengths[s].long()
     text = _texts(state, drafts, s, vocab_size)
@@ -48,11 +46,23 @@ def propose(state: SequenceState, drafts: DraftState, slots: Tensor, count: int,
     # the longest, then the latest
     place = (match_lengths * text.shape[1] + places).argmax(1, keepdim=True)
     ahead = torch.arange(count, device=s.device)
-    tokens = text.gather(1, place + ahead % (end - place))
+    tokens = text.gather(1, place + ahead % (end - place).clamp(min=1))  # the last place where nothing matches
     most = torch.minimum(drafts.limits[s], state.max_lengths[s] - length - 1)
     allowed = (match_lengths.gather(1, place) > 0) & (ahead < most[:, None]) & (state.finish[s] == RUNNING)[:, None]
-    proposed = (allowed & (tokens != NONE)).int().cumprod(1).bool()
-    return torch.where(proposed, tokens, NONE).T.contiguous()
+    proposed = (allowed & (tokens != NONE)).int().cumprod(1)
+    drafts.num_drafted.index_add_(0, s, proposed.sum(1, dtype=torch.int32))
+    return torch.where(proposed.bool(), tokens, NONE).T.contiguous()
+
+
+def propose(state: SequenceState, drafts: DraftState, slots: Tensor, count: int, vocab_size: int) -> Tensor:
+    """Proposes the next `count` tokens of the slots [R] int32, each another one or padding -> [count, R] int32, NONE
+    from where there is no more to propose, and counts them. None lies beyond a sequence's last token but one, which
+    ends it anyway."""
+    if slots.is_cuda:
+        from vlm.ops.kernels.prompt_lookup import propose as kernel
+
+        return kernel(state, drafts, slots, count, vocab_size)
+    return reference(state, drafts, slots, count, vocab_size)
 
 
 def _texts(state: SequenceState, drafts: DraftState, s: Tensor, vocab_size: int) -> Tensor:
