@@ -310,6 +310,27 @@ def prompt_lookup(device: torch.device) -> None:
         assert torch.equal(states[0].drafts.num_drafted, states[1].drafts.num_drafted)
 
 
+def write_slots(device: torch.device) -> None:
+    """Numbers of each size, a row's beginning alone, rows longer than a tile, and none."""
+    from vlm.executor.slot_upload import SlotUpload
+
+    dtypes, widths = (torch.int32, torch.int64, torch.float32, torch.bool), ((), (5,), (700,), (2, 3))
+    ours = [torch.zeros(9, *width, dtype=dtype, device=device) for dtype in dtypes for width in widths]
+    theirs = [target.clone() for target in ours]
+    slots = [7, 0, 3]
+    upload = SlotUpload(slots, device)
+    for target, want in zip(ours, theirs, strict=True):
+        width = target.shape[1:] if target.ndim != 2 else (target.shape[1] - 2,)
+        values = (torch.rand(3, *width) * 2**20).to(target.dtype)
+        upload.put(target, values.tolist())
+        (want if want.ndim == 1 else want[:, : values.shape[1]])[slots] = values.to(device)
+    upload.put(ours[1], [[]] * 3)  # nothing, of a tensor that has something
+    upload.write_at_once()
+    for got, want in zip(ours, theirs, strict=True):
+        assert torch.equal(got, want)
+    assert all(target[7].any() for target in ours) and not any(target[1].any() for target in ours)
+
+
 def kv_write(device: torch.device) -> None:
     for rows, heads, dim, block, width in ((6, 3, 12, 8, 4), (4, 4, 64, 16, 3)):
         tables = torch.randperm(SLOTS * width, dtype=torch.int32).view(SLOTS, width).to(device)
@@ -664,6 +685,7 @@ CASES = {
         embed,
         last_tokens,
         prompt_lookup,
+        write_slots,
         kv_write,
         add_layer_norm,
         add_rms_norm,

@@ -21,6 +21,7 @@ NAMES = [
     "embed",
     "last_tokens",
     "prompt_lookup",
+    "write_slots",
     "kv_write",
     "add_layer_norm",
     "add_rms_norm",

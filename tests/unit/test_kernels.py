@@ -12,8 +12,8 @@ import pytest
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 CASES = (
     "paged_attention packed_attention grouped_attention merged_attention step_attention prefill_attention rotary"
-    " qk_norm embed last_tokens prompt_lookup kv_write add_layer_norm add_rms_norm activation linear quantized_linear"
-    " add_lora scale_rows w8a8 greedy topk_logprobs beam_search copy_blocks append_and_check_stop"
+    " qk_norm embed last_tokens prompt_lookup write_slots kv_write add_layer_norm add_rms_norm activation linear"
+    " quantized_linear add_lora scale_rows w8a8 greedy topk_logprobs beam_search copy_blocks append_and_check_stop"
 ).split()
 SCRIPT = """
 import torch

@@ -9,7 +9,8 @@ import torch
 
 from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
-from vlm.ops.prompt_lookup import MAX_NGRAM, NONE, propose
+from vlm.ops.draft_state import MAX_NGRAM, NONE
+from vlm.ops.prompt_lookup import propose
 
 CPU = torch.device("cpu")
 VOCAB = 12

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,10 +18,11 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
 from vlm.executor.slot_upload import SlotUpload
+from vlm.executor.upload import upload
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
+from vlm.ops.draft_state import DraftState
 from vlm.ops.logits_processors import PenaltyState
-from vlm.ops.prompt_lookup import DraftState
 from vlm.ops.sample import SamplingState
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.adapters import NO_ADAPTER
@@ -101,13 +103,13 @@ class BatchState:
         self._admit_rules(sequences, stop_ids)
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
         beams = [beam for s in sequences for beam in range(s.width)]
-        upload = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
-        sequences, put = [s for s in sequences for _ in s.slots], upload.put
+        writer = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
+        sequences, put = [s for s in sequences for _ in s.slots], writer.put
         self._admit_slots(sequences, stop_ids, put)
         self._admit_sampling(sequences, put)
         self._admit_beams(sequences, beams, put)
         self._admit_drafts(sequences, put)
-        upload.write()
+        writer.write()
         self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
 
     def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
@@ -227,7 +229,8 @@ class BatchState:
                 places += [(slot, column, blocks[column]) for column in range(num_columns, len(blocks))]
                 self._table_sizes[slot] = len(blocks)
         if places:
-            slots, columns, blocks = torch.tensor(places).to(self.device, non_blocking=True).unbind(1)
+            [grown] = upload([np.array(places)], self.device)
+            slots, columns, blocks = grown.unbind(1)
             self.self_tables[slots, columns] = blocks.int()
 
     def allocate_top(self) -> None:

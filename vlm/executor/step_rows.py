@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vlm.ops.draft_state import NONE
 from vlm.ops.last_tokens import last_tokens
-from vlm.ops.prompt_lookup import NONE
 from vlm.ops.sequence_state import SequenceState
 
 

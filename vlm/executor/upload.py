@@ -14,17 +14,22 @@ ALIGNED = 16  # bytes: kernels are compiled for addresses of multiples of it
 PINNED_BYTES = 64 << 20  # of a part that is copied while the next one is put together
 
 
-def upload(arrays: Items[npt.NDArray], device: torch.device) -> list[Tensor]:
-    """Returns the arrays as tensors, without waiting for the device."""
+def pack(arrays: Items[npt.NDArray]) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """Returns the bytes of the arrays, and where each array begins."""
     begins = np.cumsum([0, *(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)]).tolist()
     packed = np.empty(begins[-1], np.uint8)
-    spans = [slice(begin, begin + array.nbytes) for begin, array in zip(begins, arrays, strict=False)]
-    for span, array in zip(spans, arrays, strict=True):
-        packed[span] = array.reshape(-1).view(np.uint8)
+    for begin, array in zip(begins, arrays, strict=False):
+        packed[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return packed, begins[:-1]
+
+
+def upload(arrays: Items[npt.NDArray], device: torch.device) -> list[Tensor]:
+    """Returns the arrays as tensors, without waiting for the device."""
+    packed, begins = pack(arrays)
     whole = torch.from_numpy(packed).to(device, non_blocking=True)
     return [
-        whole[span].view(torch.from_numpy(array).dtype).view(array.shape)
-        for span, array in zip(spans, arrays, strict=True)
+        whole[begin : begin + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        for begin, array in zip(begins, arrays, strict=True)
     ]
 
 

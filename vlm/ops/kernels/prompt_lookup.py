@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.draft_state import MAX_NGRAM, DraftState
 from vlm.ops.kernels.jit import jit
-from vlm.ops.prompt_lookup import MAX_NGRAM, DraftState
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.finish import RUNNING
 
