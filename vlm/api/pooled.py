@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,15 +44,16 @@ class PooledMap(Generic[T, R]):
     def __init__(self, pool: ThreadPoolExecutor, function: Callable[[T], R], most: int = 1):
         """`most`: values that one task may have."""
         self._pool, self._function, self._most = pool, function, most
-        self._outcomes: queue.SimpleQueue[tuple[int, Outcome[R]]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
+        self._outcomes: deque[tuple[int, Outcome[R]]] = deque()  # of a task that was taken
         self._tasks: set[Future[None]] = set()
-        self._begun, self._taken = 0, 0
-        self._lock = threading.Lock()  # of what begins: any thread may hand values in
+        self._begun, self._ended, self._taken = 0, 0, 0
+        self._lock = threading.Lock()  # of what begins and ends: any thread may hand values in
 
     @property
     def num_ready(self) -> int:
         """Returns how many outcomes wait to be taken."""
-        return self._outcomes.qsize()
+        return self._ended - self._taken
 
     @property
     def num_under_way(self) -> int:
@@ -70,9 +72,10 @@ class PooledMap(Generic[T, R]):
 
     def take(self) -> tuple[int, Outcome[R]]:
         """Waits for the next outcome."""
-        index, outcome = self._outcomes.get()
+        if not self._outcomes:
+            self._outcomes.extend(self._finished.get())
         self._taken += 1
-        return index, outcome
+        return self._outcomes.popleft()
 
     def close(self) -> None:
         """Drops what has not begun."""
@@ -80,5 +83,7 @@ class PooledMap(Generic[T, R]):
             task.cancel()
 
     def _run(self, values: Sequence[tuple[int, T]]) -> None:
-        for index, value in values:
-            self._outcomes.put((index, Outcome.of(self._function, value)))
+        outcomes = [(index, Outcome.of(self._function, value)) for index, value in values]
+        with self._lock:
+            self._ended += len(values)
+        self._finished.put(outcomes)  # at once: each would wake who waits, and let them wait for Python's lock again

@@ -39,7 +39,7 @@ class Admission:
         _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(table))
         if request.encoder_input_ids is not None and self.encoder is not None:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
-        _check_ids(_named_ids(params), self.config.vocab_size, 0)
+        _check_ids(params.known_tokens, self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
         sequence = Sequence(
             number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table,
@@ -137,19 +137,3 @@ def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
         bad = next(t for t in token_ids if not 0 <= t < vocab_size + rows)
         table = f" and its prompt table of {rows} rows" if rows else ""
         raise LimitError(f"token id {bad} is outside the vocabulary of {vocab_size}{table}.")
-
-
-def _named_ids(params: SamplingParams) -> tuple[int, ...]:
-    """Returns the tokens that the settings name and that must be there. To suppress one that is not changes nothing."""
-    single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
-    words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
-    word_tokens = (token for word in words for token in word)
-    bias_tokens = (token for token, _ in params.logit_bias)
-    return (
-        *params.stop_token_ids,
-        *word_tokens,
-        *bias_tokens,
-        *params.allowed_token_ids,
-        *single,
-        *params.forced_tokens,
-    )

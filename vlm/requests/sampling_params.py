@@ -33,6 +33,20 @@ class SamplingParams(SamplingOptions):
         return frozenset(token for token in (self.forced_bos_token_id, *ends) if token is not None)
 
     @cached_property
+    def known_tokens(self) -> tuple[int, ...]:
+        """Returns the tokens that are named and must be in the vocabulary. To suppress one that is not changes
+        nothing."""
+        words = (*self.bad_words_ids, *(word for word, _ in self.sequence_bias))
+        return (
+            *self.stop_token_ids,
+            *(token for word in words for token in word),
+            *(token for token, _ in self.logit_bias),
+            *self.allowed_token_ids,
+            *(() if self.top_p_reset_id is None else (self.top_p_reset_id,)),
+            *self.forced_tokens,
+        )
+
+    @cached_property
     def returns_logits(self) -> bool:
         # the prompt's last token is that of the first step
         return self.return_generation_logits or self.return_context_logits
