@@ -24,6 +24,8 @@ class TextNetwork(Protocol):
         """Returns the hidden rows [R, hidden] of the ids [R]."""
         ...
 
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
 
 class DecoderNetwork(TextNetwork, Protocol):
     """A decoder: its hidden rows become logits, and with cross-attention it keeps an encoder's output."""
@@ -34,8 +36,6 @@ class DecoderNetwork(TextNetwork, Protocol):
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden] into the cache."""
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 def required(network: N | None) -> N:

@@ -36,6 +36,9 @@ Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
+LAUNCH_BOUND_WORK = (
+    4 * 10**11
+)  # rows · parameters up to which one is, too: a GPU's millisecond, the host launches longer
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
@@ -62,7 +65,9 @@ class PagedRunner:
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self.num_stages = num_stages
         self._threads = num_threads()
-        self._parameters = sum(x.numel() for x in decoder.parameters())
+        self._parameters = parameters_of(decoder)
+        self._prompt_rows = launch_bound_rows(self._parameters, LAUNCH_BOUND_PREFILL)
+        self._text_rows = launch_bound_rows(parameters_of(encoder), LAUNCH_BOUND_ROWS) if encoder else 0
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
@@ -83,7 +88,7 @@ class PagedRunner:
         prefill = partial(self._prefill, adapted=adapted)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
-        elif self.graphs is None or packed_chunks.num_rows > LAUNCH_BOUND_PREFILL:
+        elif self.graphs is None or packed_chunks.num_rows > self._prompt_rows:
             prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
             inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
@@ -116,7 +121,7 @@ class PagedRunner:
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)
-        if self.graphs is None or texts.num_rows > LAUNCH_BOUND_ROWS:
+        if self.graphs is None or texts.num_rows > self._text_rows:
             encode(texts.to_device(self.device), prompt_embeds)
         else:
             inputs = texts.to_device(self.device, self.state.padding_slot)
@@ -259,6 +264,15 @@ class PagedRunner:
 
     def _adapter_ids(self, slots: Tensor, *, adapted: bool) -> Tensor | None:
         return self.state.adapter_ids[slots.long()] if adapted else None
+
+
+def parameters_of(network: DecoderNetwork | TextNetwork) -> int:
+    return sum(x.numel() for x in network.parameters())
+
+
+def launch_bound_rows(parameters: int, least: int) -> int:
+    """Returns the rows up to which a pass of so many parameters is over before the host has launched its kernels."""
+    return max(least, LAUNCH_BOUND_WORK // max(1, parameters))
 
 
 def _replay(
