@@ -1,0 +1,43 @@
+"""Settings and lengths at their limits: what has no room changes nothing, and neighbours change nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import tiny
+from tests.engines import engine_dir
+from vlm.api.pipeline import Pipeline
+from vlm.config import RuntimeConfig
+from vlm.requests.token_update import Completion
+
+MAX_SEQ_LEN = 40
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    model = tiny.llama(seed=1)
+    return model, engine_dir(model, tmp_path_factory.mktemp("limits"), max_batch_size=8, max_seq_len=MAX_SEQ_LEN)
+
+
+def completed(engine, requests: list[tuple[list[int], dict]], **runtime) -> list[Completion]:
+    """Returns what these prompts with settings of their own come to in one batch."""
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", **{"burst": 4, "block_size": 4, **runtime}))
+    ids = [pipe.llm.add(pipe.request({"decoder_prompt_token_ids": p}, **settings)) for p, settings in requests]
+    found = {}
+    while pipe.llm.has_work:
+        found |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}
+    assert pipe.llm.scheduler.idle
+    return [found[request_id] for request_id in ids]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_likeliest_tokens_of_a_full_sequences_last_place_stay(subject, drafts):
+    """The burst goes on with another sequence."""
+    model, engine = subject
+    full, other = tiny.prompts(model, (MAX_SEQ_LEN - 2, 5), seed=3)
+    settings = {"max_new_tokens": 2, "top_logprobs": 3, "ignore_eos": True}
+    longer = {"max_new_tokens": 12, "ignore_eos": True}
+    [alone] = completed(engine, [(full, settings)])
+    beside, _ = completed(engine, [(full, settings), (other, longer)], num_speculative_tokens=drafts)
+    assert len(alone.top_logprobs) == 2 and alone.token_ids[-1] in alone.top_logprobs[-1]
+    assert [list(top) for top in beside.top_logprobs] == [list(top) for top in alone.top_logprobs]
