@@ -41,3 +41,19 @@ def test_the_likeliest_tokens_of_a_full_sequences_last_place_stay(subject, draft
     beside, _ = completed(engine, [(full, settings), (other, longer)], num_speculative_tokens=drafts)
     assert len(alone.top_logprobs) == 2 and alone.token_ids[-1] in alone.top_logprobs[-1]
     assert [list(top) for top in beside.top_logprobs] == [list(top) for top in alone.top_logprobs]
+
+
+BEYOND = {
+    "n-grams": {"no_repeat_ngram_size": 2**30 - 1},
+    "n-grams of the input": {"encoder_no_repeat_ngram_size": 2**30 - 1},
+    "a late gain of ends": {"exponential_decay_length_penalty": (2**40, 1.5)},
+}
+
+
+@pytest.mark.parametrize("settings", BEYOND.values(), ids=list(BEYOND))
+def test_what_no_sequence_is_long_enough_for_changes_nothing(subject, settings):
+    model, engine = subject
+    prompt = tiny.prompts(model, (5,), seed=3)[0]
+    plain = tiny.hf_continued(model, prompt, 12)
+    [out] = completed(engine, [(prompt, {"max_new_tokens": 12, **settings})])
+    assert out.token_ids == plain
