@@ -47,6 +47,7 @@ BEYOND = {
     "n-grams": {"no_repeat_ngram_size": 2**30 - 1},
     "n-grams of the input": {"encoder_no_repeat_ngram_size": 2**30 - 1},
     "a late gain of ends": {"exponential_decay_length_penalty": (2**40, 1.5)},
+    "the least temperature": {"temperature": 1e-44, "seed": 1},
 }
 
 
