@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests import tiny
@@ -41,6 +43,12 @@ def test_the_likeliest_tokens_of_a_full_sequences_last_place_stay(subject, draft
     beside, _ = completed(engine, [(full, settings), (other, longer)], num_speculative_tokens=drafts)
     assert len(alone.top_logprobs) == 2 and alone.token_ids[-1] in alone.top_logprobs[-1]
     assert [list(top) for top in beside.top_logprobs] == [list(top) for top in alone.top_logprobs]
+
+
+def test_more_likeliest_tokens_than_a_vocabulary_has_are_all_of_it(tmp_path):
+    engine = engine_dir(tiny.llama(seed=1, vocab_size=12, bos_token_id=0), tmp_path, max_seq_len=MAX_SEQ_LEN)
+    [out] = completed(engine, [([5, 6, 7], {"max_new_tokens": 2, "top_logprobs": 20, "ignore_eos": True})])
+    assert all(sum(math.exp(value) for value in top.values()) == pytest.approx(1) for top in out.top_logprobs)
 
 
 BEYOND = {
