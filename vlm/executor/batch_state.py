@@ -153,7 +153,7 @@ class BatchState:
         put(penalties.frequency, [p.frequency_penalty for p in params])
         shortest = lambda s, p: max(s.prompt_length + p.min_new_tokens, p.min_length)  # noqa: E731
         put(penalties.min_lengths, [shortest(s, p) for s, p in zip(sequences, params, strict=True)])
-        put(penalties.ngrams, [p.no_repeat_ngram_size for p in params])
+        put(penalties.ngrams, [s.ngram_size for s in sequences])
         self._admit_filters(params, put)
         self._admit_rare(sequences, put)
 
@@ -166,8 +166,10 @@ class BatchState:
         params, penalties = [s.request.params for s in sequences], self.penalties
         if self._changes("rare", any(p.rare for p in params)):
             decays = [p.exponential_decay_length_penalty or (0, 1.0) for p in params]
+            # a later start is as good as none, and may be too large for 32 bits
             starts = [s.prompt_length + start for s, (start, _) in zip(sequences, decays, strict=True)]
-            put(penalties.decay_starts, starts)
+            latest = [s.max_length for s in sequences]
+            put(penalties.decay_starts, [*map(min, starts, latest)])
             put(penalties.decay_factors, [factor for _, factor in decays])
             put(penalties.clean, [p.remove_invalid_values for p in params])
             put(penalties.normalize, [p.renormalize_logits for p in params])

@@ -37,7 +37,7 @@ class DecodeBurst:
     steps: int
     drafts: int  # tokens proposed for each sequence in a step
     result: Tensor  # [R, HEAD + 2 N] int32: its head, new tokens, log-probabilities (bits)
-    top: Tensor | None  # [R, N, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
+    top: Tensor | None  # [R, N, 2, n] int32: ids of the n likeliest tokens, log-probabilities (bits)
     logits: Tensor | None  # [n, N, vocab] float32: of the sequences that want them
     ready: torch.cuda.Event | None
 

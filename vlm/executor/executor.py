@@ -195,7 +195,7 @@ class Executor:
         head = torch.stack([each[slots] for each in counts], 1)
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
-        top = self.state.top[slots[:, None], at] if plan.top else None
+        top = self.state.top[slots[:, None], at, :, : self.config.vocab_size] if plan.top else None
         logits = self.logits.burst(sequences, most_new) if plan.logits else None
         burst = partial(DecodeBurst, sequences, steps, plan.drafts)
         if not self.asynchronous:

@@ -103,7 +103,7 @@ def _of_input(params: SamplingParams, ids: tuple[int, ...]) -> list[PackedRules]
     parts, size = [], params.encoder_no_repeat_ngram_size
     if params.encoder_repetition_penalty != 1.0:
         parts.append(PackedRules.from_words([(token,) for token in dict.fromkeys(ids)], SEEN))
-    if size:
+    if 0 < size <= len(ids):
         ngrams = dict.fromkeys(zip(*(ids[i:] for i in range(size)), strict=False))
         parts.append(PackedRules.from_words(list(ngrams), BAN))
     return parts

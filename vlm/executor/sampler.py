@@ -87,6 +87,9 @@ class Sampler:
         )
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
+        """Keeps the likeliest tokens of the rows `slots` [R] int64, but for those that have ended: one that is full
+        has no place after its last token."""
+        slots = torch.where(self.state.slots.finish[slots] == RUNNING, slots, self.state.padding_slot)
         values, ids, normalizer = topk_logprobs(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
         top = torch.stack((ids.int(), (values - normalizer[:, None]).view(torch.int32)), 1)
         at = self.state.slots.lengths[slots].long().clamp(max=self.state.top.shape[1] - 1)

@@ -51,7 +51,7 @@ class SamplingPlan:
 
 def _processing(sequences: list[Sequence]) -> Processing:
     params = [s.request.params for s in sequences]
-    longest = max(p.no_repeat_ngram_size for p in params)
+    longest = max(s.ngram_size for s in sequences)
     return Processing(
         tuple(sorted({kind for s in sequences for kind in s.rule_kinds})),
         NGRAM if longest <= NGRAM else power_of_two(longest),

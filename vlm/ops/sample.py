@@ -14,6 +14,7 @@ from torch import Tensor
 from vlm.ops import entropy_filters
 from vlm.ops.sequence_state import SequenceState
 
+LEAST_TEMPERATURE = 1e-30  # by less than that logits are divided to infinity, where all are alike
 _MASK = 0xFFFFFFFF
 
 
@@ -121,7 +122,7 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
 
 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
-    return logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    return logits / torch.where(temperature > 0, temperature.clamp(min=LEAST_TEMPERATURE), 1.0)[:, None]
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

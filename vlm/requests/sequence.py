@@ -96,6 +96,13 @@ class Sequence:
         return self.num_stop_ids + len({word[-1] for word in self.request.params.stop_words_ids})
 
     @property
+    def ngram_size(self) -> int:
+        """Returns the size of the n-grams that must not come twice; 0 where there are none, or its length has no room
+        for two."""
+        size = self.request.params.no_repeat_ngram_size
+        return size if size < self.max_length else 0
+
+    @property
     def prompt_length(self) -> int:
         return len(self.request.decoder_prompt_token_ids)
 
