@@ -255,6 +255,20 @@ def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
         read(folder)
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_becomes_of_a_file_changes_no_adapter_that_was_read(pickled, tmp_path):
+    """Where it is written anew in its place: a mapping would have the new values, or end the process."""
+    folder = folder_of(tmp_path / "a")
+    weights = folder / "adapter_model.safetensors"
+    if pickled:
+        weights.unlink()
+        weights = folder / "adapter_model.bin"
+        torch.save(ones(), weights)
+    [adapter] = read_peft(folder).modules.values()
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert adapter.a.eq(1).all() and adapter.b.eq(4).all()
+
+
 def ia3_folder(path, tensors=None, **config):
     return adapter_folder(path, scales(torch.ones(32, 1)) if tensors is None else tensors, peft_type="IA3", **config)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vlm.artifacts.archives import check_no_archive
@@ -119,10 +120,11 @@ def _checked(folder: Path, trained: dict[str, Tensor], modules: Mapping[str, Any
 
 
 def _numbers(name: str, values: Tensor) -> Tensor:
-    """Returns a tensor in float32. Raises ValueError for one that is not of floats, all of them finite."""
+    """Returns a tensor in float32, in memory of its own: its file may change. Raises ValueError for one that is not of
+    floats, all of them finite."""
     if not values.is_floating_point():
         raise ValueError(f"has values of type {str(values.dtype).removeprefix('torch.')} (its {name})")
-    if not (values := values.float()).isfinite().all():
+    if not (values := values.to(torch.float32, copy=True)).isfinite().all():
         raise ValueError(f"has values that are no numbers (its {name})")
     return values
 
