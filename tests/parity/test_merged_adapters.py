@@ -180,7 +180,7 @@ HEAD = {"base_model.model.lm_head.weight": torch.ones(60, 32)}
         ({}, {"modules_to_save": ["lm_head"]}, "lacks its modules_to_save lm_head; fetch or save it again"),
         ({"base_model.model.model.nothing.weight": torch.ones(2)}, {}, "model.nothing.weight is no tensor of its"),
         ({"base_model.model.lm_head.weight": torch.full((60, 32), torch.nan)}, {}, "lm_head.weight has values that"),
-        ({f"base_model.model.{Q}.base_layer.weight": torch.ones(32, 32)}, {}, "both replaces model.layers.0.self_attn"),
+        ({f"base_model.model.{Q}.weight": torch.ones(32, 32)}, {}, "both replaces model.layers.0.self_attn"),
         ({f"base_model.model.{Q[:-6]}k_proj.weight": torch.ones(3, 5)}, {},  "k_proj.weight becomes"),
         (HEAD, {"tied": True}, r"lm_head.weight is one tensor with others in this model \(tied embeddings\)"),
     ],

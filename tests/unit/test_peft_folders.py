@@ -33,7 +33,7 @@ def folder_of(path, tensors=None, **config):
 
 def read(folder, model=None):
     config = (tiny.llama() if model is None else model).config.to_dict()
-    return read_layers(folder, match_family(config), role_configs(match_family(config), config))
+    return read_layers(folder, match_family(config), role_configs(match_family(config), config)).layers
 
 
 def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
