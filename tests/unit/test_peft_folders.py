@@ -255,6 +255,19 @@ def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
         read(folder)
 
 
+def test_pickles_hold_what_was_trained(tmp_path):
+    """As it was trained, which is no tensor of ours to write into; nothing else is a state dict."""
+    folder, [(name, values), *others] = folder_of(tmp_path / "a"), ones().items()
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save({name: torch.nn.Parameter(x) for name, x in ones().items()}, folder / "adapter_model.bin")
+    pipe = Pipeline(engine_dir(tiny.llama(), tmp_path), RuntimeConfig(device="cpu", lora=(f"a={folder}",)))
+    assert pipe.generate({"input_ids": [5]}, lora="a", max_new_tokens=2).token_ids
+    for wrong in ({3: values}, {name: values.to_sparse()}, {name: values.to("meta")}):
+        torch.save(dict(others) | wrong, folder / "adapter_model.bin")
+        with pytest.raises(VlmError, match="is no state dict of tensors by name; save the model as safetensors"):
+            read(folder)
+
+
 @pytest.mark.parametrize("pickled", [False, True])
 def test_what_becomes_of_a_file_changes_no_adapter_that_was_read(pickled, tmp_path):
     """Where it is written anew in its place: a mapping would have the new values, or end the process."""
