@@ -192,3 +192,14 @@ def test_tensors_that_do_not_fit(tensors, config, sentence, tmp_path):
     with pytest.raises(VlmError, match=sentence):
         convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tensors", [matrices(torch.full((2, 32), 300.0), torch.full((32, 2), 300.0)),
+                                     {"base_model.model.lm_head.weight": torch.full((60, 32), 7e4)}])  # fmt: skip
+def test_sums_that_are_too_large_for_the_models_type(tensors, tmp_path):
+    """They would be infinite, and every token of the merged model the first one."""
+    tiny.llama().half().save_pretrained(tmp_path / "hf")
+    folder = adapter_folder(tmp_path / "a", matrices(torch.zeros(2, 32), torch.zeros(32, 2)) | tensors)
+    with pytest.raises(VlmError, match="has values that make those of .*weight too large for float16; convert its"):
+        convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
+    assert not (tmp_path / "out").exists()
