@@ -351,6 +351,8 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
             pipe.generate({"input_ids": [5]}, lora=wrong)
     with pytest.raises(InputError, match="there is no adapter 'a': none is loaded; load one with --lora NAME=FOLDER"):
         Pipeline(engine, RuntimeConfig(device="cpu")).generate({"input_ids": [5], "lora": "a"})
+    with pytest.raises(InputError, match="1 is no adapter's name; give printable words with a letter or digit"):
+        pipe.load_lora(1, tmp_path / "a")  # type: ignore[arg-type]
     with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give --max-cpu-loras 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_cpu_loras=1))
     with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):

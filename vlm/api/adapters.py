@@ -51,7 +51,7 @@ class LoadedAdapters(Mapping[str, int]):
     def load(self, name: str, adapter: Adapter) -> None:
         """Loads an adapter beside the others. Raises InputError for a name that one has or none can have, LimitError
         where there is no room for it."""
-        if not is_adapter_name(name):
+        if not isinstance(name, str) or not is_adapter_name(name):
             raise InputError(f"{name!r} is no adapter's name; give printable words with a letter or digit.")
         if name in self._numbers:
             raise InputError(f"there is an adapter {name!r} already; unload it first, or take another name.")
