@@ -200,6 +200,6 @@ def test_sums_that_are_too_large_for_the_models_type(tensors, tmp_path):
     """They would be infinite, and every token of the merged model the first one."""
     tiny.llama().half().save_pretrained(tmp_path / "hf")
     folder = adapter_folder(tmp_path / "a", matrices(torch.zeros(2, 32), torch.zeros(32, 2)) | tensors)
-    with pytest.raises(VlmError, match="has values that make those of .*weight too large for float16; convert its"):
+    with pytest.raises(VlmError, match=r"has values that make those of .*weight too large for float16; convert its"):
         convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
     assert not (tmp_path / "out").exists()

@@ -51,8 +51,8 @@ def _merged(weights: RoleWeights, adapter: PlacedAdapter, role: str, folder: Pat
         if (changes or name in replaced) and not values.isfinite().all():
             kind = str(values.dtype).removeprefix("torch.")
             raise CheckpointError(
-                f"the adapter {folder} has values that make those of {name} too large for {kind}; convert its model from a"
-                " folder of float32 or bfloat16."
+                f"the adapter {folder} has values that make those of {name} too large for {kind}; convert its model"
+                " from a folder of float32 or bfloat16."
             )
         return values
 
