@@ -202,6 +202,8 @@ EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(
     ("tensors", "sentence"),
     [
         (HALF, "model.layers.0.self_attn.q_proj lacks its lora_B; fetch or save it again"),
+        (WHOLE | {name.removeprefix("base_model.model."): x + 1 for name, x in WHOLE.items()},
+         "holds model.layers.0.self_attn.q_proj.lora_A under two names; save the adapter again"),
         (WHOLE | EMBEDDING, "holds .*embed_tokens.lora_embedding_A, which is no LoRA of a linear layer"),
         ({}, "holds no tensors"),
         (ones(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"

@@ -53,7 +53,9 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     for name in (name for name in tensors if not UNREAD.search(name)):
         bare = name.removeprefix(PREFIX)
         if (match := KINDS[kind].tensors.fullmatch(bare)) is not None:
-            by_module[match[1]][match[2]] = tensors[name]
+            if match[2] in (parts := by_module[match[1]]):
+                raise CheckpointError(f"{folder} holds {match[1]}.{match[2]} under two names; save the adapter again.")
+            parts[match[2]] = tensors[name]
         elif (copy := COPY.fullmatch(bare)) is not None:
             frozen[f"{copy[1]}.weight"] = tensors[name]
         elif (own := trained_name(bare)) is not None:
