@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from tests import tiny
 from tests.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer, preempted
@@ -15,7 +16,7 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import InputError, LimitError
+from vlm.errors import CheckpointError, InputError, LimitError
 from vlm.requests.adapters import NO_ADAPTER
 
 ATTENTION, FFN = ["q_proj", "v_proj"], ["fc1", "fc2", "out_proj"]
@@ -103,6 +104,33 @@ def test_preemption_keeps_the_adapter(family, tmp_path):
     want = [adapted.tokens(*case, 16) for case in adapted.cases]
     found, preemptions = preempted(adapted, 16, **few_blocks)
     assert found == want and preemptions > 0
+
+
+@pytest.mark.parametrize("kind", [LoraConfig(r=3, init_lora_weights=False), IA3Config(feedforward_modules=[])])
+def test_a_head_is_saved_beside_what_is_added_to_it(kind, tmp_path):
+    """As PEFT does it by itself. What is no copy of the model's own is what merging begins with, as PEFT loads it."""
+    kind.target_modules = {"v_proj", "lm_head"}
+    adapted = AdaptedText(TEXT["llama"][0], {"a": kind}, tmp_path)
+    folder = tmp_path / "adapters" / "a"
+    weights = load_file(folder / "adapter_model.safetensors")
+    weights |= {name: x + torch.rand_like(x) for name, x in weights.items() if "base_layer" not in name}
+    save_file(weights, folder / "adapter_model.safetensors")
+    adapted.models["a"] = PeftModel.from_pretrained(TEXT["llama"][0](), folder).eval()
+    want = [adapted.tokens(*case, 8) for case in adapted.cases]
+    read = lambda pipe: [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=8)]  # noqa: E731
+    assert read(adapted.pipeline()) == want
+    split = rebuilt(adapted.engine, max_batch_size=8, tp_size=2)
+    assert with_followers(split, RuntimeConfig(device="cpu", lora=adapted.lora), read) == want
+
+    weights["base_model.model.lm_head.base_layer.weight"] *= torch.linspace(0.5, 1.5, 32)
+    save_file(weights, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"adds to weights of its own \(decoder.head.weight\), which are others"):
+        adapted.pipeline()
+    merged = convert_model(tmp_path / "hf", tmp_path / "merged", merge_lora=folder)
+    pipe = Pipeline(build_engine(Checkpoint.open(merged), tmp_path / "both", BuildConfig()), CPU)
+    adapted.models["a"] = PeftModel.from_pretrained(TEXT["llama"][0](), folder).eval()
+    found = [pipe.generate({adapted.key: text}, max_new_tokens=8).token_ids for text in adapted.texts]
+    assert found == [adapted.tokens("a", text, 8) for text in adapted.texts]
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])

@@ -180,7 +180,7 @@ HEAD = {"base_model.model.lm_head.weight": torch.ones(60, 32)}
         ({}, {"modules_to_save": ["lm_head"]}, "lacks its modules_to_save lm_head; fetch or save it again"),
         ({"base_model.model.model.nothing.weight": torch.ones(2)}, {}, "model.nothing.weight is no tensor of its"),
         ({"base_model.model.lm_head.weight": torch.full((60, 32), torch.nan)}, {}, "lm_head.weight has values that"),
-        ({f"base_model.model.{Q}.base_layer.weight": torch.ones(32, 32)}, {}, "both replaces model.layers.0.self_attn"),
+        ({f"base_model.model.{Q}.weight": torch.ones(32, 32)}, {}, "both replaces model.layers.0.self_attn"),
         ({f"base_model.model.{Q[:-6]}k_proj.weight": torch.ones(3, 5)}, {},  "k_proj.weight becomes"),
         (HEAD, {"tied": True}, r"lm_head.weight is one tensor with others in this model \(tied embeddings\)"),
     ],
@@ -190,5 +190,16 @@ def test_tensors_that_do_not_fit(tensors, config, sentence, tmp_path):
     tiny.llama(tie_word_embeddings=config.pop("tied", False)).save_pretrained(tmp_path / "hf")
     folder = adapter_folder(tmp_path / "a", matrices(torch.ones(2, 32), torch.ones(32, 2)) | tensors, **config)
     with pytest.raises(VlmError, match=sentence):
+        convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tensors", [matrices(torch.full((2, 32), 300.0), torch.full((32, 2), 300.0)),
+                                     {"base_model.model.lm_head.weight": torch.full((60, 32), 7e4)}])  # fmt: skip
+def test_sums_that_are_too_large_for_the_models_type(tensors, tmp_path):
+    """They would be infinite, and every token of the merged model the first one."""
+    tiny.llama().half().save_pretrained(tmp_path / "hf")
+    folder = adapter_folder(tmp_path / "a", matrices(torch.zeros(2, 32), torch.zeros(32, 2)) | tensors)
+    with pytest.raises(VlmError, match=r"has values that make those of .*weight too large for float16; convert its"):
         convert_model(tmp_path / "hf", tmp_path / "out", merge_lora=folder)
     assert not (tmp_path / "out").exists()

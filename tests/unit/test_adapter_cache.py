@@ -87,3 +87,11 @@ def test_what_there_is_no_room_for():
     assert {cache[0], cache[2]} == {0, 1}
     with pytest.raises(LimitError, match="there is room for 0 adapters at once"):
         AdapterCache().add(0, {})
+
+
+def test_room_for_many_costs_nothing_by_itself():
+    cache = AdapterCache(room=AdapterRoom(10**12, 2), capacity=2)
+    for number in range(2):
+        cache.add(number, {})
+        cache.hold({number})
+    assert [cache[0], cache[1]] == [0, 1]

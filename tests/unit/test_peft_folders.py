@@ -33,7 +33,7 @@ def folder_of(path, tensors=None, **config):
 
 def read(folder, model=None):
     config = (tiny.llama() if model is None else model).config.to_dict()
-    return read_layers(folder, match_family(config), role_configs(match_family(config), config))
+    return read_layers(folder, match_family(config), role_configs(match_family(config), config)).layers
 
 
 def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
@@ -202,6 +202,8 @@ EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(
     ("tensors", "sentence"),
     [
         (HALF, "model.layers.0.self_attn.q_proj lacks its lora_B; fetch or save it again"),
+        (WHOLE | {name.removeprefix("base_model.model."): x + 1 for name, x in WHOLE.items()},
+         "holds model.layers.0.self_attn.q_proj.lora_A under two names; save the adapter again"),
         (WHOLE | EMBEDDING, "holds .*embed_tokens.lora_embedding_A, which is no LoRA of a linear layer"),
         ({}, "holds no tensors"),
         (ones(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"
@@ -253,6 +255,33 @@ def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
     torch.save({"x": print}, folder / "adapter_model.bin")
     with pytest.raises(VlmError, match="Python objects other than tensors, which could run code"):
         read(folder)
+
+
+def test_pickles_hold_what_was_trained(tmp_path):
+    """As it was trained, which is no tensor of ours to write into; nothing else is a state dict."""
+    folder, [(name, values), *others] = folder_of(tmp_path / "a"), ones().items()
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save({name: torch.nn.Parameter(x) for name, x in ones().items()}, folder / "adapter_model.bin")
+    pipe = Pipeline(engine_dir(tiny.llama(), tmp_path), RuntimeConfig(device="cpu", lora=(f"a={folder}",)))
+    assert pipe.generate({"input_ids": [5]}, lora="a", max_new_tokens=2).token_ids
+    for wrong in ({3: values}, {name: values.to_sparse()}, {name: values.to("meta")}):
+        torch.save(dict(others) | wrong, folder / "adapter_model.bin")
+        with pytest.raises(VlmError, match="is no state dict of tensors by name; save the model as safetensors"):
+            read(folder)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_becomes_of_a_file_changes_no_adapter_that_was_read(pickled, tmp_path):
+    """Where it is written anew in its place: a mapping would have the new values, or end the process."""
+    folder = folder_of(tmp_path / "a")
+    weights = folder / "adapter_model.safetensors"
+    if pickled:
+        weights.unlink()
+        weights = folder / "adapter_model.bin"
+        torch.save(ones(), weights)
+    [adapter] = read_peft(folder).modules.values()
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert adapter.a.eq(1).all() and adapter.b.eq(4).all()
 
 
 def ia3_folder(path, tensors=None, **config):
@@ -324,6 +353,8 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
             pipe.generate({"input_ids": [5]}, lora=wrong)
     with pytest.raises(InputError, match="there is no adapter 'a': none is loaded; load one with --lora NAME=FOLDER"):
         Pipeline(engine, RuntimeConfig(device="cpu")).generate({"input_ids": [5], "lora": "a"})
+    with pytest.raises(InputError, match="1 is no adapter's name; give printable words with a letter or digit"):
+        pipe.load_lora(1, tmp_path / "a")  # type: ignore[arg-type]
     with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give --max-cpu-loras 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_cpu_loras=1))
     with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):

@@ -13,6 +13,7 @@ from vlm.backends.base import Layout
 from vlm.backends.installed import backend_of
 from vlm.config import RuntimeConfig
 from vlm.convert.adapters.folded_scales import check_scales
+from vlm.convert.adapters.frozen_weights import check_frozen
 from vlm.convert.adapters.placing import PER_ROW, read_layers
 from vlm.errors import InputError, LimitError, counted
 from vlm.executor.adapters import Adapter, AdapterCache
@@ -50,7 +51,7 @@ class LoadedAdapters(Mapping[str, int]):
     def load(self, name: str, adapter: Adapter) -> None:
         """Loads an adapter beside the others. Raises InputError for a name that one has or none can have, LimitError
         where there is no room for it."""
-        if not is_adapter_name(name):
+        if not isinstance(name, str) or not is_adapter_name(name):
             raise InputError(f"{name!r} is no adapter's name; give printable words with a letter or digit.")
         if name in self._numbers:
             raise InputError(f"there is an adapter {name!r} already; unload it first, or take another name.")
@@ -73,7 +74,7 @@ class LoadedAdapters(Mapping[str, int]):
 
 def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
     """Returns what the adapter of a folder changes of an engine's networks. Raises InputError for an engine that takes
-    none, and as check_scales; ConfigError and CheckpointError as read_layers."""
+    none, and as check_scales; ConfigError and CheckpointError as read_layers and check_frozen."""
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
             f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
@@ -81,8 +82,9 @@ def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
         )
     configs = catalogs.configs_of(engine)
     adapter = read_layers(folder, catalogs.family(engine.family), configs)
-    check_scales(adapter, folder, engine, configs)
-    return adapter
+    check_frozen(adapter, folder, engine)
+    check_scales(adapter.layers, folder, engine, configs)
+    return adapter.layers
 
 
 def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:

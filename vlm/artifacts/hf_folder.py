@@ -151,13 +151,18 @@ def _unpickled(path: Path) -> Any:
 
 
 def _tensors(path: Path, state: Any) -> dict[str, Tensor]:
-    """Returns a state dict that is one. Raises CheckpointError for anything else."""
-    import torch
-
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+    """Returns a state dict that is one, values alone of what was trained. Raises CheckpointError for anything else."""
+    if not isinstance(state, dict) or not all(isinstance(name, str) and _is_dense(x) for name, x in state.items()):
         raise CheckpointError(f"{path} is no state dict of tensors by name; save the model as safetensors.")
     check_tensors(path, state)
-    return state
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def _is_dense(value: Any) -> bool:
+    """Says whether it is a tensor that has all of its values."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta
 
 
 def check_pickle(path: Path) -> None:

@@ -114,9 +114,9 @@ class AdapterCache:
             self._slots[number] = self._slots.pop(number) if number in self._slots else self._put(number, wanted)
 
     def _put(self, number: int, wanted: Set[int]) -> int:
-        if free := set(range(self.num_slots)) - set(self._slots.values()):
-            slot = min(free)
-        else:
+        taken = set(self._slots.values())
+        slot = next((each for each in range(self.num_slots) if each not in taken), None)
+        if slot is None:
             slot = self._slots.pop(next(each for each in self._slots if each not in wanted))
         adapter = self._adapters[number]
         has_grown = [  # an adapter without a role leaves nothing of what lay there

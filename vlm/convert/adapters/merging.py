@@ -20,7 +20,8 @@ def merge_adapter(checkpoint: Checkpoint, folder: Path, out: Path, *, progress: 
     """Writes a whole checkpoint with what an adapter changes done to its weights at `out`, whole or not at all; visual
     networks are merged, too, and tensors that the adapter's folder holds in place of the model's own.
 
-    Raises InputError for weights that are quantized or split, and as read_all and role_weights.
+    Raises InputError for weights that are quantized or split, CheckpointError for sums that are too large for their
+    type, and as read_all and role_weights.
     """
     if checkpoint.quantization is not None or checkpoint.is_split:
         kept = f"quantized ({checkpoint.quantization})" if checkpoint.quantization else "split among ranks"
@@ -40,12 +41,19 @@ def _merged(weights: RoleWeights, adapter: PlacedAdapter, role: str, folder: Pat
         values, (path, _, tensor) = source.read(name), name.rpartition(".")
         for each in replaced.get(name, ()):
             values = each.of(values)
-        for change in layers.get(path, ()) if tensor in ("weight", "bias") else ():
+        changes = layers.get(path, ()) if tensor in ("weight", "bias") else ()
+        for change in changes:
             merge = change.merged if tensor == "weight" else change.merged_bias
             try:
                 values = merge(values.float()).to(values.dtype)
             except ValueError as error:
                 raise CheckpointError(f"the adapter {folder} {error}: {name}; it was made for other weights.") from None
+        if (changes or name in replaced) and not values.isfinite().all():
+            kind = str(values.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"the adapter {folder} has values that make those of {name} too large for {kind}; convert its model"
+                " from a folder of float32 or bfloat16."
+            )
         return values
 
     return replace(weights, source=TensorSource(source.layout, read))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vlm.artifacts.archives import check_no_archive
@@ -18,7 +19,7 @@ from vlm.artifacts.weights import TensorFiles
 from vlm.convert.adapters.peft_config import FILE, PeftKind, invalid_settings, names_of
 from vlm.convert.adapters.peft_ia3 import PeftIa3
 from vlm.convert.adapters.peft_lora import PeftLora
-from vlm.convert.adapters.trained_tensors import UNREAD, trained_name
+from vlm.convert.adapters.trained_tensors import COPY, UNREAD, trained_name
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.layers.adapters.base import AdapterWeights
 
@@ -35,24 +36,28 @@ class PeftAdapter:
 
     base: str  # the model that it was made for, which may be empty
     modules: Mapping[str, AdapterWeights]  # what is changed of each
-    trained: Mapping[str, Tensor]  # tensors that take the place of the model's own
+    trained: Mapping[str, Tensor]  # tensors that take the place of the model's own, or are the same
 
 
 def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     """Returns the adapter of a folder; `merging`: with tensors that take the place of the model's own, which no request
-    can name. Raises ConfigError and CheckpointError."""
+    can name. Others are frozen weights, which it only adds to. Raises ConfigError and CheckpointError."""
     check_no_archive(folder, str(folder), ConfigError)
     if os.path.isfile(folder):  # of any name, however long
         raise ConfigError(f"{folder} is a file and no {WHAT}; give the folder that holds its {FILE}.")
     values = read_json(folder / FILE, ConfigError, WHAT)
     if (kind := str(values.get("peft_type"))) not in KINDS:
         raise ConfigError(f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded.")
-    tensors, strays, trained = _tensors(folder), [], {}
+    tensors, strays, trained, frozen = _tensors(folder), [], {}, {}
     by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name in (name for name in tensors if not UNREAD.search(name)):
         bare = name.removeprefix(PREFIX)
         if (match := KINDS[kind].tensors.fullmatch(bare)) is not None:
-            by_module[match[1]][match[2]] = tensors[name]
+            if match[2] in (parts := by_module[match[1]]):
+                raise CheckpointError(f"{folder} holds {match[1]}.{match[2]} under two names; save the adapter again.")
+            parts[match[2]] = tensors[name]
+        elif (copy := COPY.fullmatch(bare)) is not None:
+            frozen[f"{copy[1]}.weight"] = tensors[name]
         elif (own := trained_name(bare)) is not None:
             trained[own] = tensors[name]
         else:
@@ -68,7 +73,8 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
         raise CheckpointError(f"{folder} holds no tensors; save the adapter again.")
     modules = {module: _weights(folder, config, module, parts) for module, parts in by_module.items()}
     base = str(values.get("base_model_name_or_path") or "")
-    return PeftAdapter(base, modules, _checked(folder, trained | read_beside(folder) if merging else {}, modules))
+    own = _checked(folder, trained | read_beside(folder) if merging else {}, modules)
+    return PeftAdapter(base, modules, own | _checked(folder, frozen, {}))
 
 
 def _tensors(folder: Path) -> Mapping[str, Tensor]:
@@ -119,10 +125,11 @@ def _checked(folder: Path, trained: dict[str, Tensor], modules: Mapping[str, Any
 
 
 def _numbers(name: str, values: Tensor) -> Tensor:
-    """Returns a tensor in float32. Raises ValueError for one that is not of floats, all of them finite."""
+    """Returns a tensor in float32, in memory of its own: its file may change. Raises ValueError for one that is not of
+    floats, all of them finite."""
     if not values.is_floating_point():
         raise ValueError(f"has values of type {str(values.dtype).removeprefix('torch.')} (its {name})")
-    if not (values := values.float()).isfinite().all():
+    if not (values := values.to(torch.float32, copy=True)).isfinite().all():
         raise ValueError(f"has values that are no numbers (its {name})")
     return values
 

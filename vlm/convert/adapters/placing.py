@@ -31,11 +31,11 @@ PER_ROW = ("encoder", "decoder")  # roles whose networks know of each row which 
 
 def read_layers(
     folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...] = PER_ROW
-) -> dict[str, Layers]:
-    """Returns what the adapter of a folder changes of each network of a model, by role. Raises ConfigError for a kind
-    of adapter that is not done; CheckpointError for a damaged one, and for one of another model, which names all
-    modules that these networks have not, or of another shape."""
-    return place(read_peft(folder), folder, spec, configs, roles).layers
+) -> PlacedAdapter:
+    """Returns what the adapter of a folder changes of each network of a model; its tensors are frozen ones, which the
+    model should have. Raises ConfigError for a kind of adapter that is not done; CheckpointError for a damaged one, and
+    for one of another model, which names all modules that these networks have not, or of another shape."""
+    return place(read_peft(folder), folder, spec, configs, roles)
 
 
 def read_all(folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...]) -> PlacedAdapter:
@@ -77,7 +77,7 @@ def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilyS
     replaced = {name for each in placing.values() for name in each.replaced}
     tied = {name for each in placing.values() for name in each.tied} - replaced
     networks = " or ".join(placing)
-    if strays := sorted(adapter.modules.keys() - placed):
+    if strays := sorted(name for name in adapter.modules if _weight_of(name) not in placed):
         yield f"{listed(strays)} is no linear layer of its {networks}{_elsewhere(spec, placing)}"
     if tied:
         yield (
@@ -95,8 +95,12 @@ def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
 
 
 def _by_weight(adapter: PeftAdapter) -> dict[str, Any]:
-    """Returns the names of modules by those of their weights, which rules and prefixes are about, and of tensors."""
-    return {f"{name}.weight": name for name in adapter.modules} | {name: name for name in adapter.trained}
+    """Returns the names of modules' weights, which rules and prefixes are about, and of tensors, each by itself."""
+    return {name: name for name in (*map(_weight_of, adapter.modules), *adapter.trained)}
+
+
+def _weight_of(module: str) -> str:
+    return f"{module}.weight"
 
 
 @dataclass
@@ -107,17 +111,18 @@ class _Placing:
     config: Any
     layers: dict[str, list[AdapterWeights]] = field(default_factory=lambda: defaultdict(list))
     tensors: dict[str, list[Replacement]] = field(default_factory=lambda: defaultdict(list))
-    # those of a wrong shape included: modules, and tensors that nothing reads; tensors that take another one's place
+    # those of a wrong shape included: weights of modules, and what nothing reads; tensors that take another one's place
     placed: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
     tied: set[str] = field(default_factory=set)  # tensors that others here are copies of
     errors: list[str] = field(default_factory=list)
 
     def place(self, adapter: PeftAdapter, names: Mapping[str, str]) -> None:
-        """Takes what is of this network; `names`: of modules and tensors, by those of weights here."""
+        """Takes what is of this network; `names`: of modules' weights and of tensors, by those that they have here."""
         network = self.model.skeleton(self.config)
         linears = {name: module for name, module in network.named_modules() if isinstance(module, Linear)}
         shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        weights = {_weight_of(name): each for name, each in adapter.modules.items()}
         for rule in self.model.rules(self.config):
             for step in rule.steps(names):
                 if not step.targets and not step.beside:  # weights that no computation reads
@@ -131,18 +136,18 @@ class _Placing:
                 elif trained and all(name in shapes for name in step.targets):
                     self._replace(step, trained, names, shapes=shapes, sizes=_source_sizes(step, targets))
                 if targets and len(targets) == len(paths):
-                    self._change(step, targets, adapter.modules, names)
+                    self._change(step, targets, weights, names)
 
     def _change(
         self,
         step: Step,
         targets: Mapping[str, Linear],
-        modules: Mapping[str, AdapterWeights],
+        weights: Mapping[str, AdapterWeights],
         names: Mapping[str, str],
     ) -> None:
-        for source in (source for source in step.sources if names.get(source) in modules):
+        for source in (source for source in step.sources if names.get(source) in weights):
             self.placed.add(names[source])
-            self._add(step, source, targets, names[source], modules[names[source]])
+            self._add(step, source, targets, names[source].removesuffix(".weight"), weights[names[source]])
 
     def _replace(self, step: Step, trained: Mapping[str, Tensor], names: Mapping[str, str], **layout: Any) -> None:
         self.replaced |= {names[source] for source in trained}

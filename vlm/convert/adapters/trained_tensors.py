@@ -16,6 +16,7 @@ from vlm.convert.rules import Rule, Step, Tied
 
 ADDED = re.compile(r"(?:^|\.)(?:lora_|ia3_|trainable_tokens_|token_adapter\b)")  # what PEFT calls its own tensors
 UNREAD = re.compile(r"\.original_module\.")  # what it saves of a module that another one stands for
+COPY = re.compile(r"(.+)\.base_layer\.weight")  # what is beneath an adapter, frozen: PEFT saves that of heads
 WRAPPER = re.compile(r"\.(?:base_layer|modules_to_save(?:\.default)?)(?=\.[^.]+$)")
 VOCABULARIES = ("embedding.weight", "head.weight", "logits_bias")  # what has a row for each token
 
