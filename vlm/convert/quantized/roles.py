@@ -50,8 +50,9 @@ class TargetLayer:
         return [source for source in self.sources if isinstance(source, SourceLayer)]
 
     def is_quantized(self) -> bool:
-        """Says whether it can stay quantized: all of it is, and its parts take their inputs alike."""
-        if len(self.layers) < len(self.sources):
+        """Says whether it can stay quantized: all of it is, its parts take their inputs alike, and its rows are theirs:
+        inputs in another order would have scales and packed levels of others."""
+        if len(self.layers) < len(self.sources) or not self.step.moves_rows([each.shape for each in self.layers]):
             return False
         names = {frozenset(layer.parameters) for layer in self.layers}
         return len(names) == 1 and all(self._alike(name) for name in INPUTS if name in self.layers[0].parameters)
@@ -107,8 +108,8 @@ def quantized_roles(
     if not kept:
         raise CheckpointError(f"no layer of this model that can be quantized is ({scheme.format}); fetch it again.")
     if plain := sorted(f"{role}.{target}" for role, target in targets.keys() - kept):
-        warnings.warn(f"{listed(plain)} are not quantized: a part of each is not, or takes its inputs in a way of its"
-                      " own.", VlmWarning, stacklevel=2)  # fmt: skip
+        warnings.warn(f"{listed(plain)} are not quantized: a part of each is not, or takes its inputs in a way or an"
+                      " order of its own.", VlmWarning, stacklevel=2)  # fmt: skip
     options = _options(converted, scheme, {key: targets[key] for key in kept})
     roles = {}
     for role, each in converted.items():
