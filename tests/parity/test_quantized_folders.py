@@ -4,6 +4,7 @@ the program's own weights give in float32, and bad folders are one sentence each
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests import tiny
 from tests.quantized_folders import FOLDERS, built, expected_of, packed_llama, prompt_logits
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.convert.folder import convert_folder
+from vlm.convert.quantized.bitsandbytes import NESTED, STATES
 from vlm.convert.quantized.export import layer_tensors
 from vlm.convert.quantized.roles import dense_weight
 from vlm.convert.quantized.source import read_quantized
@@ -194,6 +196,14 @@ BAD = {
     "marlin": ((GPTQ, lambda s: s | {"checkpoint_format": "marlin"}, {}), r"in the format marlin; read are"),
     "dynamic": ((GPTQ, lambda s: s | {"dynamic": {"+:.*q": {"bits": 8}}}, {}), r"other settings for some layers"),
     "gemv": (("awq", lambda s: s | {"version": "gemv"}, {}), r"in the packing gemv; read are 4 bits in"),
+    "gemv by its other word": (("awq", lambda s: s | {"version": None, "format": "gemv"}, {}), r"in the packing gemv;"),
+    "llm-awq": (("awq", lambda s: s | {"backend": "llm-awq"}, {}), r"in the packing llm-awq; read are"),
+    "scales that are no numbers": (("awq", None, {"scales": lambda t: t * math.nan}), r"weight_scale .*not finite"),
+    "levels that are no numbers": (("bnb-nf4-double", None, {"weight.quant_map": lambda t: t * math.nan}),
+                                   r"qkv\.weight has values that are not finite"),
+    "a state that is no JSON": (("bnb-nf4-double", None, {STATES[0]: lambda t: t[:-3]}), "invalid weight.quant_state"),
+    "nested blocks of another size": (("bnb-nf4-double", None, {NESTED[0]: lambda t: t[:0]}), r"absmax has shape \[0"),
+    "floats for int8": (("bnb-int8", None, {"weight": lambda t: t.float()}), r"q_proj\.weight is torch\.float32"),
     "no absmax": (("bnb-nf4-double", None, {"weight.absmax": None}), r"lacks .*q_proj\.weight\.absmax"),
     "blocks of another size": (("bnb-nf4-double", None, {"weight.absmax": lambda t: t[:3]}), r"absmax has shape \[3\]"),
     "neither 8 nor 4 bits": (("bnb-int8", lambda s: {"quant_method": "bitsandbytes"}, {}), r"in neither 8 nor 4 bits"),
@@ -203,6 +213,15 @@ BAD = {
                                 r"q_proj\.weight is torch\.int8"),
     "scales of another weight": (("awq", None, {"qzeros": lambda t: t[:1]}), r"qzeros has shape \[1, 8\]"),
 }  # fmt: skip
+
+
+def test_a_static_scale_is_positive(tmp_path):
+    scales = {f"model.layers.0.self_attn.{part}_proj.input_scale" for part in "qkv"}
+    folder = altered(tmp_path, "modelopt-fp8")
+    state = load_file(folder / "model.safetensors")
+    save_file({n: t * 0 if n in scales else t for n, t in state.items()}, folder / "model.safetensors")
+    with pytest.raises(VlmError, match=r"qkv\.input_scale is not positive"):
+        convert_folder(folder, tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -182,16 +182,25 @@ def _weights(
         path, _, own = name.rpartition(".")
         if name in specs:
             return _checked(name, targets[f"{path}.weight"].read(own, specs[name]), specs[name])
-        return targets[name].dense(scheme) if name in targets else converted.outcome.tensors[name]
+        return _finite(name, targets[name].dense(scheme)) if name in targets else converted.outcome.tensors[name]
 
     plain = replace(converted.weights, source=TensorSource(layout, read), quantized=frozenset(own_types(layers)))
     return plain if scheme.exact else quantized(plain, quantization)
 
 
 def _checked(name: str, tensor: Tensor, spec: ParameterSpec) -> Tensor:
-    """Raises CheckpointError for a parameter of another shape than our method's."""
+    """Raises CheckpointError for a parameter of another shape than our method's, and for values that no scale has."""
     if tuple(tensor.shape) != spec.shape:
         raise CheckpointError(
             f"{name} has shape {list(tensor.shape)} and should have {list(spec.shape)}; fetch the folder again."
         )
+    if name.endswith(".input_scale") and (tensor <= 0).any():
+        raise CheckpointError(f"{name} is not positive, inputs are divided by it; fetch the folder again.")
+    return _finite(name, tensor) if name.endswith("_scale") else tensor
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """Returns a tensor. Raises CheckpointError where it has NaN or infinite values."""
+    if not tensor.isfinite().all():
+        raise CheckpointError(f"{name} has values that are not finite (NaN or infinite); fetch the folder again.")
     return tensor
