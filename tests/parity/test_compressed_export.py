@@ -141,3 +141,12 @@ def test_a_folder_that_is_quantized_is_no_original(tmp_path):
 def test_words_hold_levels_lowest_first(bits):
     levels = torch.randint(0, 2**bits, (3, 21), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(unpacked(packed32(levels, bits), bits)[:, :21], levels)
+
+
+def test_layers_whose_columns_move_are_not_exported(tmp_path):
+    side, channels = 4, 3
+    hidden = side * side * channels  # so that a column of the patches' projection is a whole patch
+    tower = {"hidden_size": hidden, "patch_embed_hidden_size": hidden}
+    tiny.pix2struct(seed=1, tower=tower, text={"hidden_size": hidden, "d_kv": 12}).save_pretrained(tmp_path / "hf")
+    with pytest.raises(ConfigError, match=r"patch_projection\.weight is no Linear .*'head,visual\.patch_embed'"):
+        check_exportable(HFFolder(tmp_path / "hf"), quantization_of("int8", {"ignore": ["head"]}))

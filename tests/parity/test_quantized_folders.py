@@ -4,6 +4,7 @@ the program's own weights give in float32, and bad folders are one sentence each
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from tests import tiny
 from tests.quantized_folders import FOLDERS, built, expected_of, packed_llama, prompt_logits
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.convert.folder import convert_folder
+from vlm.convert.quantized.bitsandbytes import NESTED, STATES
+from vlm.convert.quantized.export import layer_tensors
 from vlm.convert.quantized.roles import dense_weight
 from vlm.convert.quantized.source import read_quantized
-from vlm.errors import VlmError
+from vlm.errors import VlmError, VlmWarning
+from vlm.layers.quant.int4 import Int4
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is quantized")
 GPTQ = "gptq-desc-act"
@@ -83,6 +87,7 @@ def test_a_fused_layer_stays_quantized_where_all_of_it_is_alike(difference, tmp_
         checkpoint, pipe = built(folder, tmp_path)
     assert checkpoint.quantization_options["ignore"] == ["decoder.blocks.0.attention.qkv"]
     source, model = read_quantized(HFFolder(folder)), LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
+    assert source is not None
     dense = {name: dense_weight(layer, source.scheme) for name, layer in source.layers.items()}
     others = {name: tensor for name, tensor in source.tensors.items() if not tensor.is_meta}
     model.load_state_dict(dense | others, strict=False)
@@ -126,6 +131,40 @@ def test_compressed_tensors(name, tmp_path):
         assert 0 < (ours - theirs).abs().max() < 0.25 * theirs.abs().max()
 
 
+MOVED = {
+    "pix2struct": (lambda: tiny.pix2struct(seed=1), "patch_projection.weight", "visual", "patch_embed"),
+    "lighton-ocr": (lambda: tiny.lighton_ocr(seed=1), "merging_layer.weight", "visual", "merge"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_layer_whose_columns_move_is_read_as_the_dense_one(name, tmp_path):
+    make, ending, role, path = MOVED[name]
+    make().save_pretrained(tmp_path / "dense")
+    state = load_file(tmp_path / "dense" / "model.safetensors")
+    endings = (ending, "wi_0.weight", "wi_1.weight", "gate_proj.weight", "up_proj.weight")
+    layers = [name for name in state if name.endswith(endings)]
+    method, packed = Int4(group_size=4), dict(state)
+    for layer in layers:
+        parameters = method.quantize(packed.pop(layer))
+        state[layer] = method.dequantize(parameters)
+        base = layer.removesuffix(".weight")
+        packed |= {f"{base}.{key}": read() for key, read in layer_tensors(parameters, packs=True).items()}
+    shutil.copytree(tmp_path / "dense", tmp_path / "packed")
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 4}
+    settings: dict = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    settings["config_groups"] = {"g": {"weights": weights}}
+    config = json.loads((tmp_path / "dense" / "config.json").read_text()) | {"quantization_config": settings}
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config))
+    for folder, tensors in (("dense", state), ("packed", packed)):
+        save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / folder / "model.safetensors")
+    expected = convert_folder(tmp_path / "dense", tmp_path / "c").weights(role)[f"{path}.weight"]
+    with pytest.warns(VlmWarning, match=rf"{role}\.{path}\.weight are not quantized"):
+        checkpoint = convert_folder(tmp_path / "packed", tmp_path / "d")
+    assert checkpoint.quantization == "int4" and f"{role}.{path}" in checkpoint.quantization_options["ignore"]
+    torch.testing.assert_close(checkpoint.weights(role)[f"{path}.weight"], expected)
+
+
 # --- what is refused
 
 
@@ -157,6 +196,14 @@ BAD = {
     "marlin": ((GPTQ, lambda s: s | {"checkpoint_format": "marlin"}, {}), r"in the format marlin; read are"),
     "dynamic": ((GPTQ, lambda s: s | {"dynamic": {"+:.*q": {"bits": 8}}}, {}), r"other settings for some layers"),
     "gemv": (("awq", lambda s: s | {"version": "gemv"}, {}), r"in the packing gemv; read are 4 bits in"),
+    "gemv by its other word": (("awq", lambda s: s | {"version": None, "format": "gemv"}, {}), r"in the packing gemv;"),
+    "llm-awq": (("awq", lambda s: s | {"backend": "llm-awq"}, {}), r"in the packing llm-awq; read are"),
+    "scales that are no numbers": (("awq", None, {"scales": lambda t: t * math.nan}), r"weight_scale .*not finite"),
+    "levels that are no numbers": (("bnb-nf4-double", None, {"weight.quant_map": lambda t: t * math.nan}),
+                                   r"qkv\.weight has values that are not finite"),
+    "a state that is no JSON": (("bnb-nf4-double", None, {STATES[0]: lambda t: t[:-3]}), "invalid weight.quant_state"),
+    "nested blocks of another size": (("bnb-nf4-double", None, {NESTED[0]: lambda t: t[:0]}), r"absmax has shape \[0"),
+    "floats for int8": (("bnb-int8", None, {"weight": lambda t: t.float()}), r"q_proj\.weight is torch\.float32"),
     "no absmax": (("bnb-nf4-double", None, {"weight.absmax": None}), r"lacks .*q_proj\.weight\.absmax"),
     "blocks of another size": (("bnb-nf4-double", None, {"weight.absmax": lambda t: t[:3]}), r"absmax has shape \[3\]"),
     "neither 8 nor 4 bits": (("bnb-int8", lambda s: {"quant_method": "bitsandbytes"}, {}), r"in neither 8 nor 4 bits"),
@@ -166,6 +213,15 @@ BAD = {
                                 r"q_proj\.weight is torch\.int8"),
     "scales of another weight": (("awq", None, {"qzeros": lambda t: t[:1]}), r"qzeros has shape \[1, 8\]"),
 }  # fmt: skip
+
+
+def test_a_static_scale_is_positive(tmp_path):
+    scales = {f"model.layers.0.self_attn.{part}_proj.input_scale" for part in "qkv"}
+    folder = altered(tmp_path, "modelopt-fp8")
+    state = load_file(folder / "model.safetensors")
+    save_file({n: t * 0 if n in scales else t for n, t in state.items()}, folder / "model.safetensors")
+    with pytest.raises(VlmError, match=r"qkv\.input_scale is not positive"):
+        convert_folder(folder, tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +54,18 @@ class Step:
     run: Callable[[list[Tensor]], list[Tensor]]  # ValueError says what is wrong with the tensors
     beside: tuple[str, ...] = ()
     transposes: bool = False  # are its sources [in, out]?
+    is_function: bool = False  # Apply's: it may move more than whole rows of matrices
+
+    def moves_rows(self, shapes: Iterable[tuple[int, int]]) -> bool:
+        """Says whether of matrices of these shapes [out, in] it makes one of their rows as they are, of any width."""
+        if not self.is_function:
+            return True
+        columns = [torch.arange(width, dtype=torch.int32).repeat(rows, 1) for rows, width in shapes]
+        try:
+            whole, narrow = self.run(columns)[0], self.run([each[:, :1] for each in columns])[0]
+        except (ValueError, RuntimeError, IndexError):
+            return False
+        return narrow.shape == (len(whole), 1) and bool((whole == columns[0][0]).all())
 
 
 @dataclass(frozen=True)
@@ -200,6 +212,9 @@ class Apply(Rule):
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         return [self.fn(tensors[0])]
+
+    def step(self, indices: tuple[str, ...]) -> Step:
+        return replace(super().step(indices), is_function=True)
 
 
 @dataclass(frozen=True)

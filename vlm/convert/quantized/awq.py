@@ -21,7 +21,8 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the eight outputs of a word lie in it
 def scheme(settings: Mapping[str, Any]) -> Scheme:
     """Returns what a configuration says. Raises ConfigError for what is not read."""
     bits = own(settings, "bits", own(settings, "w_bit", BITS))
-    version = str(own(settings, "version", "gemm")).lower()
+    version = str(own(settings, "version", own(settings, "format", "gemm"))).lower()
+    version = "llm-awq" if settings.get("backend") == "llm-awq" else version  # as transformers has it
     if bits != BITS or version != "gemm":
         raise ConfigError(
             f"this model is quantized by AWQ with {bits} bits in the packing {version}; read are 4 bits in the packing"

@@ -40,6 +40,11 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
 
 def _read_int8(name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
     weight, scale = tensors["weight"], tensors["SCB"]
+    if weight.dtype != torch.int8 or weight.dim() != 2:
+        raise CheckpointError(
+            f"{name}.weight is {weight.dtype} of shape {list(weight.shape)}, its quantization needs a matrix of"
+            " torch.int8; fetch the folder again."
+        )
     check_shape(name, "SCB", scale, (len(weight),))
     if "weight_format" in tensors and tensors["weight_format"].any():
         raise CheckpointError(
@@ -55,6 +60,8 @@ def _read_4bit(name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
     blocks = -(-out * in_features // state["blocksize"])
     check_shape(name, "weight.absmax", tensors["weight.absmax"], (blocks,))
     check_shape(name, "weight.quant_map", tensors["weight.quant_map"], (16,))
+    if NESTED[0] in tensors:
+        check_shape(name, NESTED[0], tensors[NESTED[0]], (-(-blocks // state["nested_blocksize"]),))
     if tensors["weight"].nbytes * 2 != out * in_features:
         raise CheckpointError(f"{name}.weight does not hold {out} x {in_features} values; fetch the folder again.")
 
@@ -62,7 +69,7 @@ def _read_4bit(name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
         data = tensors["weight"].reshape(-1).view(torch.uint8)
         levels = torch.stack((data >> 4, data & 15), 1).flatten()
         values = tensors["weight.quant_map"].float()[levels.long()]
-        scales = _absmax(tensors, state).repeat_interleave(state["blocksize"])[: len(values)]
+        scales = _repeated(_absmax(tensors, state), state["blocksize"], len(values))
         return (values * scales).view(out, in_features)
 
     return SourceLayer(name, (out, in_features), {"weight": weight})
@@ -72,10 +79,20 @@ def _state(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     stored = next((tensors[key] for key in STATES if key in tensors), None)
     if stored is None:
         raise CheckpointError(f"{name} lacks its weight.quant_state; fetch the folder again.")
-    state = json.loads(bytes(stored.tolist()))
-    if len(state["shape"]) != 2 or state["blocksize"] <= 0:
+    try:
+        state = json.loads(bytes(stored.tolist()))
+        sizes = [*state["shape"], state["blocksize"], state["nested_blocksize"] if NESTED[0] in tensors else 1]
+        is_valid = len(sizes) == 4 and all(type(size) is int and size > 0 for size in sizes)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        is_valid = False
+    if not is_valid:
         raise CheckpointError(f"{name} has an invalid weight.quant_state; fetch the folder again.")
     return state
+
+
+def _repeated(values: Tensor, times: int, count: int) -> Tensor:
+    """Returns each value so many times in a row, and of that the first `count`."""
+    return values.repeat_interleave(min(times, count))[:count]
 
 
 def _absmax(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:
@@ -83,5 +100,5 @@ def _absmax(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:
     absmax = tensors["weight.absmax"]
     if NESTED[0] not in tensors:
         return absmax.float()
-    scales = tensors[NESTED[0]].float().repeat_interleave(state["nested_blocksize"])[: len(absmax)]
+    scales = _repeated(tensors[NESTED[0]].float(), state["nested_blocksize"], len(absmax))
     return tensors[NESTED[1]].float()[absmax.long()] * scales + state["nested_offset"]

@@ -50,8 +50,9 @@ class TargetLayer:
         return [source for source in self.sources if isinstance(source, SourceLayer)]
 
     def is_quantized(self) -> bool:
-        """Says whether it can stay quantized: all of it is, and its parts take their inputs alike."""
-        if len(self.layers) < len(self.sources):
+        """Says whether it can stay quantized: all of it is, its parts take their inputs alike, and its rows are theirs:
+        inputs in another order would have scales and packed levels of others."""
+        if len(self.layers) < len(self.sources) or not self.step.moves_rows([each.shape for each in self.layers]):
             return False
         names = {frozenset(layer.parameters) for layer in self.layers}
         return len(names) == 1 and all(self._alike(name) for name in INPUTS if name in self.layers[0].parameters)
@@ -107,8 +108,8 @@ def quantized_roles(
     if not kept:
         raise CheckpointError(f"no layer of this model that can be quantized is ({scheme.format}); fetch it again.")
     if plain := sorted(f"{role}.{target}" for role, target in targets.keys() - kept):
-        warnings.warn(f"{listed(plain)} are not quantized: a part of each is not, or takes its inputs in a way of its"
-                      " own.", VlmWarning, stacklevel=2)  # fmt: skip
+        warnings.warn(f"{listed(plain)} are not quantized: a part of each is not, or takes its inputs in a way or an"
+                      " order of its own.", VlmWarning, stacklevel=2)  # fmt: skip
     options = _options(converted, scheme, {key: targets[key] for key in kept})
     roles = {}
     for role, each in converted.items():
@@ -181,16 +182,25 @@ def _weights(
         path, _, own = name.rpartition(".")
         if name in specs:
             return _checked(name, targets[f"{path}.weight"].read(own, specs[name]), specs[name])
-        return targets[name].dense(scheme) if name in targets else converted.outcome.tensors[name]
+        return _finite(name, targets[name].dense(scheme)) if name in targets else converted.outcome.tensors[name]
 
     plain = replace(converted.weights, source=TensorSource(layout, read), quantized=frozenset(own_types(layers)))
     return plain if scheme.exact else quantized(plain, quantization)
 
 
 def _checked(name: str, tensor: Tensor, spec: ParameterSpec) -> Tensor:
-    """Raises CheckpointError for a parameter of another shape than our method's."""
+    """Raises CheckpointError for a parameter of another shape than our method's, and for values that no scale has."""
     if tuple(tensor.shape) != spec.shape:
         raise CheckpointError(
             f"{name} has shape {list(tensor.shape)} and should have {list(spec.shape)}; fetch the folder again."
         )
+    if name.endswith(".input_scale") and (tensor <= 0).any():
+        raise CheckpointError(f"{name} is not positive, inputs are divided by it; fetch the folder again.")
+    return _finite(name, tensor) if name.endswith("_scale") else tensor
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """Returns a tensor. Raises CheckpointError where it has NaN or infinite values."""
+    if not tensor.isfinite().all():
+        raise CheckpointError(f"{name} has values that are not finite (NaN or infinite); fetch the folder again.")
     return tensor
