@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests import ft_kit, tiny
-from tests.cli_kit import call
+from tests.cli_kit import call, one_sentence
 from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
 from tests.media_kit import children
@@ -30,7 +31,7 @@ from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
-from vlm.parallel.environment import LaunchedRank, launched_rank
+from vlm.parallel.environment import VARIABLES, LaunchedRank, _of_slurm, launched_rank
 from vlm.parallel.mapping import Mapping
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
@@ -213,6 +214,38 @@ def test_who_has_started_this_process():
     )
     with pytest.raises(EngineError, match="RANK, WORLD_SIZE, LOCAL_RANK must be numbers, as torchrun sets them"):
         launched_rank(torchrun | {"RANK": "one"})
+    for rank in ("-1", "4"):
+        with pytest.raises(EngineError, match=f"RANK is {rank} and WORLD_SIZE 4: ranks are 0 to 3; set them as torch"):
+            launched_rank(torchrun | {"RANK": rank})
+
+
+@pytest.mark.parametrize(
+    ("starter", "variables", "said"),
+    [
+        ("torchrun", {}, "environment variable MASTER_ADDR expected, but not set"),
+        ("torchrun", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a"}, "invalid literal for int"),
+        ("srun", {"MASTER_PORT": "a"}, "invalid literal for int"),
+        ("srun", {"SLURM_JOB_ID": "a"}, "invalid literal for int"),
+        ("torchrun", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "TAKEN"}, "address already in use"),
+        ("srun", {"MASTER_PORT": "TAKEN"}, "address already in use"),
+    ],
+)
+def test_ranks_that_cannot_meet_say_why(t5, monkeypatch, starter, variables, said):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        for name, value in zip(VARIABLES[starter], (0, 2, 0), strict=True):
+            monkeypatch.setenv(name, str(value))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value.replace("TAKEN", str(taken.getsockname()[1])))
+        sentence = one_sentence(call(*TRANSLATE, "--model", t5))
+    assert sentence.startswith("vlm: rank 0 of 2 has not met the others: ") and said in sentence
+
+
+def test_steps_of_slurm_that_run_at_a_time_meet_at_ports_of_their_own():
+    steps = [{"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in (100, 101) for step in range(20)]
+    assert len({_of_slurm(step) for step in steps}) == len(steps)
+    assert _of_slurm({**steps[0], "MASTER_ADDR": "a", "MASTER_PORT": "5"}) == ("a", 5)
 
 
 def _documented(starter: str, engine: Path) -> list[str]:
