@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,19 @@ def test_ranks_that_cannot_meet_say_why(t5, monkeypatch, starter, variables, sai
             monkeypatch.setenv(name, value.replace("TAKEN", str(taken.getsockname()[1])))
         sentence = one_sentence(call(*TRANSLATE, "--model", t5))
     assert sentence.startswith("vlm: rank 0 of 2 has not met the others: ") and said in sentence
+
+
+@pytest.mark.parametrize("starter", ["torchrun", "srun"])
+@pytest.mark.parametrize(("rank", "said"), [(0, "1/2 clients joined"), (1, "has timed out")])
+def test_a_rank_that_is_missing_is_said(monkeypatch, starter, rank, said):
+    monkeypatch.setattr("vlm.parallel.environment.FIRST_WAITS", timedelta(seconds=1))
+    monkeypatch.setattr("vlm.parallel.environment.OTHERS_TRY", timedelta(seconds=0.1))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    for name, value in zip(VARIABLES[starter], (rank, 2, rank), strict=True):
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(EngineError, match=f"rank {rank} of 2 has not met the others: .*{said}.*; start all of them"):
+        LaunchedRank(starter, rank, 2, rank).store()
 
 
 def test_steps_of_slurm_that_run_at_a_time_meet_at_ports_of_their_own():

@@ -6,9 +6,13 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from vlm.errors import EngineError, counted
+
+FIRST_WAITS = timedelta(minutes=5)  # for all others to come
+OTHERS_TRY = timedelta(minutes=2)  # to reach the first one, which torch does twice, with a pause
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class LaunchedRank:
 
     def store(self) -> Any:
         """Returns where these processes find each other, a store of torch.distributed. Raises EngineError where they
-        have not met within its time (of torch: five minutes)."""
+        have not met after some five minutes."""
         try:
             return self._store()
         except (RuntimeError, ValueError) as error:  # of an address, a port, or a process that is not there
@@ -37,10 +41,14 @@ class LaunchedRank:
 
         dist: Any = distributed  # which exports its stores to no checker
 
+        timeout = FIRST_WAITS if self.rank == 0 else OTHERS_TRY
         if self.starter == "torchrun":
-            return next(dist.rendezvous("env://"))[0]
-        host, port = _of_mpi(self.rank) if self.starter == "mpirun" else _of_slurm(os.environ)
-        return dist.TCPStore(host, port, self.size, is_master=self.rank == 0)
+            store = next(dist.rendezvous("env://", timeout=timeout))[0]
+        else:
+            host, port = _of_mpi(self.rank) if self.starter == "mpirun" else _of_slurm(os.environ)
+            store = dist.TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=timeout)
+        store.set_timeout(FIRST_WAITS)
+        return store
 
 
 def _of_mpi(rank: int) -> tuple[str, int]:
