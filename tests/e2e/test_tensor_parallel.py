@@ -114,6 +114,14 @@ def test_a_rank_that_cannot_start_is_said(whole, monkeypatch):
         Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
 
 
+def test_a_rank_whose_device_is_not_there_is_not_waited_for(whole, monkeypatch):
+    devices = [CPU, RuntimeConfig(device="cuda:99")]  # as where a GPU is hidden from that process alone
+    monkeypatch.setattr("vlm.api.rank_processes.of_rank", lambda runtime, rank, size: devices[rank])
+    monkeypatch.setattr("vlm.parallel.process_group.TIMEOUT", timedelta(seconds=5))
+    with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started; what it said stands above"):
+        Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+
+
 def test_devices_that_are_not_there(whole, monkeypatch):
     split = rebuilt(whole, max_batch_size=4, tp_size=2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

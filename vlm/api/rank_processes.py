@@ -78,6 +78,7 @@ def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) ->
         try:
             for rank in range(1, size):
                 processes.append(_start((engine, devices[rank], meeting, rank, size)))
+            _take_device(devices[0])  # while the others take theirs
             for rank, process in enumerate(processes, 1):
                 assert process.stdout is not None
                 if process.stdout.read(1) != READY:
@@ -98,10 +99,18 @@ def _abort_after(process: subprocess.Popen[bytes], ranks: Ranks) -> None:
 
 
 def _connected(store: Any, engine: EngineDir, rank: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:
-    ranks = connect(store, mapping_of(engine, rank), device=resolve_device(runtime.device), local=local)
+    ranks = connect(store, mapping_of(engine, rank), device=_take_device(runtime), local=local)
     manifest = hashlib.sha256((engine.path / MANIFEST).read_bytes()).hexdigest()[:12]  # it has the hashes of all files
     check_agreement(ranks.hosts, {"vlm": __version__, "torch": str(torch.__version__), "the engine": manifest})
     return ranks
+
+
+def _take_device(runtime: RuntimeConfig) -> torch.device:
+    """Returns this process's device, which it can use from here on."""
+    device = resolve_device(runtime.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def _start(arguments: Any) -> subprocess.Popen[bytes]:
@@ -130,9 +139,10 @@ def _main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first one's
     engine, runtime, meeting, rank, size = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    sys.stdout.buffer.write(READY)
-    sys.stdout.flush()
     try:
+        _take_device(runtime)  # what ends here is found at once, later only by those that wait for it
+        sys.stdout.buffer.write(READY)
+        sys.stdout.flush()
         ranks = _connected(file_store(meeting, size), engine, rank, runtime, local=True)
         follow_first_rank(engine, runtime, ranks)
     except VlmError as error:
