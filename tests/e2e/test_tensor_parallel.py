@@ -108,6 +108,21 @@ def test_ranks_end_with_the_first(t5, tmp_path, number):
     until(lambda: not any(process.is_alive() for process in others))
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_first_rank_that_is_killed_amid_the_start_leaves_nothing(t5, tmp_path, number):
+    (tmp_path / "tmp").mkdir()
+    line = [sys.executable, "-c", SCRIPT, t5, tmp_path / "ready"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=environment)
+    until(lambda: children(process.pid))
+    assert len(list((tmp_path / "tmp").glob("vlm-ranks-*"))) == 1
+    others = children(process.pid)
+    process.send_signal(number)
+    _, said = process.communicate()  # which ends with all that write to it
+    assert said == b"" and list((tmp_path / "tmp").glob("vlm-ranks-*")) == []
+    until(lambda: not any(other.is_alive() for other in others))
+
+
 def test_a_rank_that_cannot_start_is_said(whole, monkeypatch):
     monkeypatch.setattr("vlm.api.rank_processes.sys.executable", "/bin/false")
     with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started"):
