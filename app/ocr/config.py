@@ -50,6 +50,13 @@ class JobConfig:
         return first | ({"temperature": min(0.2 * attempt, 1.0), "top_p": 0.95} if attempt else {})
 
 
+def check_gpu_price(price: float | None) -> None:
+    """Raises InputError for what no device costs an hour."""
+    allowed = Range(0, high_open=True, words="it must be a finite number, 0 or more")
+    if price is not None and (error := allowed.error(price)):
+        raise InputError(f"--gpu-price is {price:g}; {error}.")
+
+
 @dataclass(frozen=True)
 class EstimateConfig:
     """Which pages an estimate reads. Raises InputError for a value that is not allowed."""

@@ -176,6 +176,8 @@ def test_pages_and_formats(cli, tmp_path):
         (["page.png", "--shard", "4/4"], "--shard is '4/4'; write 0/4, 1/4, 2/4 or 3/4"),
         (["page.png", "--retries", "-1"], "--retries is -1"),
         (["page.png", "--workers", "-1"], "--workers is -1"),
+        (["page.png", "--gpu-price", "-1"], "--gpu-price is -1; it must be a finite number, 0 or more"),
+        (["page.png", "--gpu-price", "nan"], "--gpu-price is nan; it must be a finite number, 0 or more"),
         (["page.png", "--engines", "2"], "--engines is for --ray"),
         (["page.png", "--devices", "cpu,abacus"], "device is 'abacus'"),
         (["page.png", "--device", "abacus"], "device is 'abacus'; allowed are auto, cpu, cuda"),
@@ -187,6 +189,11 @@ def test_mistakes_are_one_sentence(cli, tmp_path, arguments, says):
     assert (code, out) == (2, "") and says in err
     assert err.startswith("vlm: ") and len(err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_price_that_is_none_is_refused_by_estimates(cli):
+    code, out, err = cli("estimate", EXAMPLES / "page.png", "--gpu-price", "inf")
+    assert (code, out) == (2, "") and err.startswith("vlm: --gpu-price is inf; it must be a finite number, 0 or more.")
 
 
 def test_a_model_of_texts_is_refused_before_a_page_is_read(cli, tmp_path):

@@ -8,15 +8,17 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from tests import ft_kit, tiny
-from tests.cli_kit import call
+from tests.cli_kit import call, one_sentence
 from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
 from tests.media_kit import children
@@ -30,7 +32,7 @@ from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
-from vlm.parallel.environment import LaunchedRank, launched_rank
+from vlm.parallel.environment import VARIABLES, LaunchedRank, _of_slurm, launched_rank
 from vlm.parallel.mapping import Mapping
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
@@ -106,9 +108,32 @@ def test_ranks_end_with_the_first(t5, tmp_path, number):
     until(lambda: not any(process.is_alive() for process in others))
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_first_rank_that_is_killed_amid_the_start_leaves_nothing(t5, tmp_path, number):
+    (tmp_path / "tmp").mkdir()
+    line = [sys.executable, "-c", SCRIPT, t5, tmp_path / "ready"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=environment)
+    until(lambda: children(process.pid))
+    assert len(list((tmp_path / "tmp").glob("vlm-ranks-*"))) == 1
+    others = children(process.pid)
+    process.send_signal(number)
+    _, said = process.communicate()  # which ends with all that write to it
+    assert said == b"" and list((tmp_path / "tmp").glob("vlm-ranks-*")) == []
+    until(lambda: not any(other.is_alive() for other in others))
+
+
 def test_a_rank_that_cannot_start_is_said(whole, monkeypatch):
     monkeypatch.setattr("vlm.api.rank_processes.sys.executable", "/bin/false")
     with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started"):
+        Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+
+
+def test_a_rank_whose_device_is_not_there_is_not_waited_for(whole, monkeypatch):
+    devices = [CPU, RuntimeConfig(device="cuda:99")]  # as where a GPU is hidden from that process alone
+    monkeypatch.setattr("vlm.api.rank_processes.of_rank", lambda runtime, rank, size: devices[rank])
+    monkeypatch.setattr("vlm.parallel.process_group.TIMEOUT", timedelta(seconds=5))
+    with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started; what it said stands above"):
         Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
 
 
@@ -213,6 +238,51 @@ def test_who_has_started_this_process():
     )
     with pytest.raises(EngineError, match="RANK, WORLD_SIZE, LOCAL_RANK must be numbers, as torchrun sets them"):
         launched_rank(torchrun | {"RANK": "one"})
+    for rank in ("-1", "4"):
+        with pytest.raises(EngineError, match=f"RANK is {rank} and WORLD_SIZE 4: ranks are 0 to 3; set them as torch"):
+            launched_rank(torchrun | {"RANK": rank})
+
+
+@pytest.mark.parametrize(
+    ("starter", "variables", "said"),
+    [
+        ("torchrun", {}, "environment variable MASTER_ADDR expected, but not set"),
+        ("torchrun", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a"}, "invalid literal for int"),
+        ("srun", {"MASTER_PORT": "a"}, "invalid literal for int"),
+        ("srun", {"SLURM_JOB_ID": "a"}, "invalid literal for int"),
+        ("torchrun", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "TAKEN"}, "address already in use"),
+        ("srun", {"MASTER_PORT": "TAKEN"}, "address already in use"),
+    ],
+)
+def test_ranks_that_cannot_meet_say_why(t5, monkeypatch, starter, variables, said):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        for name, value in zip(VARIABLES[starter], (0, 2, 0), strict=True):
+            monkeypatch.setenv(name, str(value))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value.replace("TAKEN", str(taken.getsockname()[1])))
+        sentence = one_sentence(call(*TRANSLATE, "--model", t5))
+    assert sentence.startswith("vlm: rank 0 of 2 has not met the others: ") and said in sentence
+
+
+@pytest.mark.parametrize("starter", ["torchrun", "srun"])
+@pytest.mark.parametrize(("rank", "said"), [(0, "1/2 clients joined"), (1, "has timed out")])
+def test_a_rank_that_is_missing_is_said(monkeypatch, starter, rank, said):
+    monkeypatch.setattr("vlm.parallel.environment.FIRST_WAITS", timedelta(seconds=1))
+    monkeypatch.setattr("vlm.parallel.environment.OTHERS_TRY", timedelta(seconds=0.1))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    for name, value in zip(VARIABLES[starter], (rank, 2, rank), strict=True):
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(EngineError, match=f"rank {rank} of 2 has not met the others: .*{said}.*; start all of them"):
+        LaunchedRank(starter, rank, 2, rank).store()
+
+
+def test_steps_of_slurm_that_run_at_a_time_meet_at_ports_of_their_own():
+    steps = [{"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in (100, 101) for step in range(20)]
+    assert len({_of_slurm(step) for step in steps}) == len(steps)
+    assert _of_slurm({**steps[0], "MASTER_ADDR": "a", "MASTER_PORT": "5"}) == ("a", 5)
 
 
 def _documented(starter: str, engine: Path) -> list[str]:

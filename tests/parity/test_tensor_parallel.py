@@ -23,6 +23,7 @@ from tests.rank_cases import (
     encoded,
     image_features,
     outputs,
+    texts,
 )
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
@@ -76,6 +77,18 @@ def test_requests_come_go_and_are_preempted(t5):
     """With a cache so small that sequences wait for each other, in bursts, beams among them, one aborted."""
     expected = come_and_go(Pipeline(rebuilt(t5, **SHORT), FEW_BLOCKS))
     assert with_followers(rebuilt(t5, **SHORT, tp_size=2), FEW_BLOCKS, come_and_go) == expected
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_a_seed_that_is_drawn_is_that_of_all_ranks(t5, sizes):
+    def draw(pipe: Pipeline) -> list[tuple[int, list[int]]]:
+        found = pipe.generate(texts(4), max_new_tokens=12, temperature=1.5, ignore_eos=True)
+        return [(out.seed, out.token_ids) for out in found]
+
+    drawn, one = with_followers(rebuilt(t5, max_batch_size=8, **sizes), CPU, draw), Pipeline(t5, CPU)
+    for (seed, tokens), text in zip(drawn, texts(4), strict=True):
+        again = one.generate(text, max_new_tokens=12, temperature=1.5, ignore_eos=True, seed=seed)
+        assert again.token_ids == tokens
 
 
 def test_a_request_that_is_refused_leaves_the_ranks_together(t5):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sampling_values import draw_seed
 from vlm.requests.token_update import Completion, Hypothesis
 from vlm.stage_clock import StageClock
 
@@ -64,7 +64,7 @@ def samples_of(request: Request) -> list[Request]:
     params = request.params
     if params.num_beams > 1 or params.num_return_sequences == 1:
         return [request]
-    seed = int.from_bytes(os.urandom(7), "little") if params.seed is None else params.seed
+    seed = draw_seed() if params.seed is None else params.seed
     seeds = [(seed + i) % 2**63 for i in range(params.num_return_sequences)]
     return [replace(request, params=replace(params, seed=seed)) for seed in seeds]
 

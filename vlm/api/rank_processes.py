@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,16 +74,16 @@ def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
 def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) -> RankProcesses:
     devices = [of_rank(runtime, rank, size) for rank in range(size)]
     with tempfile.TemporaryDirectory(prefix="vlm-ranks-") as folder:
-        meeting = str(Path(folder) / "ranks")
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(1, size):
-                processes.append(_start((engine, devices[rank], meeting, rank, size)))
+                processes.append(_start((engine, devices[rank], rank, size), folder))
+            _take_device(devices[0])  # while the others take theirs
             for rank, process in enumerate(processes, 1):
                 assert process.stdout is not None
                 if process.stdout.read(1) != READY:
                     raise EngineError(f"rank {rank} of {size} ended while it was started; what it said stands above.")
-            ranks = _connected(file_store(meeting, size), engine, 0, devices[0], local=True)
+            ranks = _connected(_store(folder, size), engine, 0, devices[0], local=True)
         except BaseException:
             _end(processes)
             raise
@@ -98,15 +99,27 @@ def _abort_after(process: subprocess.Popen[bytes], ranks: Ranks) -> None:
 
 
 def _connected(store: Any, engine: EngineDir, rank: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:
-    ranks = connect(store, mapping_of(engine, rank), device=resolve_device(runtime.device), local=local)
+    ranks = connect(store, mapping_of(engine, rank), device=_take_device(runtime), local=local)
     manifest = hashlib.sha256((engine.path / MANIFEST).read_bytes()).hexdigest()[:12]  # it has the hashes of all files
     check_agreement(ranks.hosts, {"vlm": __version__, "torch": str(torch.__version__), "the engine": manifest})
     return ranks
 
 
-def _start(arguments: Any) -> subprocess.Popen[bytes]:
-    """Starts one rank, which ends when its standard input does."""
-    command = [sys.executable, "-m", "vlm.api.rank_processes"]
+def _take_device(runtime: RuntimeConfig) -> torch.device:
+    """Returns this process's device, which it can use from here on."""
+    device = resolve_device(runtime.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _store(folder: str, size: int) -> Any:
+    return file_store(str(Path(folder) / "ranks"), size)
+
+
+def _start(arguments: Any, folder: str) -> subprocess.Popen[bytes]:
+    """Starts one rank, which ends when its standard input does, and lets no `folder` behind then."""
+    command = [sys.executable, "-m", "vlm.api.rank_processes", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already, which is found when it is not ready
@@ -128,21 +141,29 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def _main() -> NoReturn:
     """Is one rank, as the first one has started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first one's
-    engine, runtime, meeting, rank, size = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    sys.stdout.buffer.write(READY)
-    sys.stdout.flush()
+    folder = sys.argv[1]
     try:
-        ranks = _connected(file_store(meeting, size), engine, rank, runtime, local=True)
+        engine, runtime, rank, size = pickle.load(sys.stdin.buffer)
+    except EOFError:  # the first one has gone
+        shutil.rmtree(folder, ignore_errors=True)
+        raise SystemExit(1) from None
+    threading.Thread(target=_end_with_input, args=(folder,), daemon=True).start()
+    try:
+        _take_device(runtime)  # what ends here is found at once, later only by those that wait for it
+        with contextlib.suppress(BrokenPipeError):  # likewise, which the thread finds
+            sys.stdout.buffer.write(READY)
+            sys.stdout.flush()
+        ranks = _connected(_store(folder, size), engine, rank, runtime, local=True)
         follow_first_rank(engine, runtime, ranks)
     except VlmError as error:
         raise SystemExit(f"vlm: rank {rank} of {size}: {error}") from None
     raise SystemExit(0)
 
 
-def _end_with_input() -> None:
+def _end_with_input(folder: str) -> None:
     while os.read(sys.stdin.fileno(), 1):  # without Python's buffer, whose lock would outlive the other threads
         pass
+    shutil.rmtree(folder, ignore_errors=True)  # which the first one removes, unless it was killed amid the start
     os.kill(os.getpid(), signal.SIGKILL)  # the first one has gone, and what waits for it does not return
 
 

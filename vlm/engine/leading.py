@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.engine.encoder_engine import EncoderEngine
@@ -16,6 +16,7 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, InputError
 from vlm.executor.memory import is_out_of_memory, memory_errors
 from vlm.requests.request import Request
+from vlm.requests.sampling_values import draw_seed
 from vlm.requests.token_update import TokenUpdate
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class LeadingEngine:
         return getattr(self._engine, name)  # what is only read
 
     def add(self, request: Request) -> int:
+        if request.params.seed is None:  # which each rank would draw for itself, and choose other tokens
+            request = replace(request, params=replace(request.params, seed=draw_seed()))
         self._calls.append(("add", (request,), {}))  # one that is refused takes an id, too
         return self._engine.add(request)
 

@@ -6,9 +6,13 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from vlm.errors import EngineError, counted
+
+FIRST_WAITS = timedelta(minutes=5)  # for all others to come
+OTHERS_TRY = timedelta(minutes=2)  # to reach the first one, which torch does twice, with a pause
 
 
 @dataclass(frozen=True)
@@ -21,15 +25,30 @@ class LaunchedRank:
     local_rank: int  # among those of its machine
 
     def store(self) -> Any:
-        """Returns where these processes find each other, a store of torch.distributed."""
+        """Returns where these processes find each other, a store of torch.distributed. Raises EngineError where they
+        have not met after some five minutes."""
+        try:
+            return self._store()
+        except (RuntimeError, ValueError) as error:  # of an address, a port, or a process that is not there
+            said = str(error).splitlines()[0].rstrip(". ")
+            raise EngineError(
+                f"rank {self.rank} of {self.size} has not met the others: {said}; start all of them, with one"
+                " MASTER_ADDR of the first one's machine and one MASTER_PORT that is free there, where they are set."
+            ) from None
+
+    def _store(self) -> Any:
         from torch import distributed
 
         dist: Any = distributed  # which exports its stores to no checker
 
+        timeout = FIRST_WAITS if self.rank == 0 else OTHERS_TRY
         if self.starter == "torchrun":
-            return next(dist.rendezvous("env://"))[0]
-        host, port = _of_mpi(self.rank) if self.starter == "mpirun" else _of_slurm(os.environ)
-        return dist.TCPStore(host, port, self.size, is_master=self.rank == 0)
+            store = next(dist.rendezvous("env://", timeout=timeout))[0]
+        else:
+            host, port = _of_mpi(self.rank) if self.starter == "mpirun" else _of_slurm(os.environ)
+            store = dist.TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=timeout)
+        store.set_timeout(FIRST_WAITS)
+        return store
 
 
 def _of_mpi(rank: int) -> tuple[str, int]:
@@ -49,13 +68,15 @@ def _free_port() -> int:
 
 
 def _of_slurm(variables: Mapping[str, str]) -> tuple[str, int]:
-    """Returns the address of the first machine, and a port that follows from the job's number: those that MASTER_ADDR
-    and MASTER_PORT name, where they are set."""
+    """Returns the address of the first machine, and a port that follows from the numbers of the job and of its step,
+    several of which may run at a time: those that MASTER_ADDR and MASTER_PORT name, where they are set. Raises
+    ValueError for what is no number."""
     host = variables.get("MASTER_ADDR") or variables.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-    port = variables.get("MASTER_PORT") or 20_000 + int(variables.get("SLURM_JOB_ID", 0)) % 20_000
-    return host, int(port)
+    job, step = int(variables.get("SLURM_JOB_ID", 0)), int(variables.get("SLURM_STEP_ID", 0))
+    return host, int(variables.get("MASTER_PORT") or 20_000 + (job * STEPS_APART + step) % 20_000)
 
 
+STEPS_APART = 97  # of one job, whose ports are those of no step of the next job
 # rank, size, local rank
 VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -66,13 +87,16 @@ VARIABLES = {
 
 def launched_rank(variables: Mapping[str, str] = os.environ) -> LaunchedRank | None:
     """Returns where this process stands; None: it was started by itself. Raises EngineError for variables that are no
-    numbers."""
+    numbers, or that name a rank beyond the last one."""
     for starter, names in VARIABLES.items():
         if all(name in variables for name in names):
             try:
                 rank, size, local_rank = (int(variables[name]) for name in names)
             except ValueError:
                 raise EngineError(f"{', '.join(names)} must be numbers, as {starter} sets them; unset them.") from None
+            if size > 1 and not 0 <= rank < size:
+                told = f"{names[0]} is {rank} and {names[1]} {size}"
+                raise EngineError(f"{told}: ranks are 0 to {size - 1}; set them as {starter} does, or unset them.")
             return LaunchedRank(starter, rank, size, local_rank) if size > 1 else None
     return None
 

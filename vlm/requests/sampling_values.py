@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,11 @@ def to_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 def to_seed(value: int) -> int:
     """Returns a seed of any size as one of 63 bits."""
     return value % 2**63
+
+
+def draw_seed() -> int:
+    """Returns a seed for what names none."""
+    return int.from_bytes(os.urandom(7), "little")
 
 
 # --- what is refused ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vlm.requests.positions import Positions
 from vlm.requests.request import Request
+from vlm.requests.sampling_values import draw_seed
 from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         seed = self.request.params.seed
-        self.seed = int.from_bytes(os.urandom(7), "little") if seed is None else seed
+        self.seed = draw_seed() if seed is None else seed
 
     @property
     def slot(self) -> int:

@@ -18,7 +18,7 @@ from vlm_app.cli.inference.ocr import OCR_LOADING
 from vlm_app.cli.options.common import DEFAULT_MODEL, Json, Model
 from vlm_app.cli.options.groups import Group, takes
 from vlm_app.core.load_options import LoadOptions
-from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
+from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig, check_gpu_price
 from vlm_app.ocr.documents.naming import Document, name_all
 from vlm_app.ocr.documents.pages import check_pages
 from vlm_app.ocr.documents.sources import find_documents
@@ -59,6 +59,7 @@ def estimate(
       vlm estimate scans/ --gpu-price 2.50
       vlm estimate s3://scans/2026 --model facebook/nougat-base --devices all --sample 2000 --json
     """
+    check_gpu_price(gpu_price)
     SamplingParams(max_new_tokens=config.max_new_tokens)
     check_pages(config.pages)
     search = find_documents(paths)

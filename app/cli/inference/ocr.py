@@ -20,7 +20,7 @@ from vlm_app.cli.options.groups import LOADING_ADAPTER, Group, takes
 from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
-from vlm_app.ocr.config import JobConfig, PlaceConfig
+from vlm_app.ocr.config import JobConfig, PlaceConfig, check_gpu_price
 from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.pages import check_pages, selected
@@ -78,6 +78,7 @@ def ocr(
       vlm ocr book.pdf -o text/ --pages 1-4,7 --model facebook/nougat-base --lora books=./books-lora
       vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50 --report job.json
     """
+    check_gpu_price(gpu_price)
     folder = location(out)
     part = Shard.parse(places.shard) if places.shard else None
     if places.ray and config.limit:
