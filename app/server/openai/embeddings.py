@@ -15,7 +15,7 @@ from vlm_app.server.core.messages import verbatim
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
-from vlm_app.server.repository.service import Service, encoder_batches, services_of
+from vlm_app.server.repository.service import Service, services_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]
     texts."""
     vectors: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
-        for inputs in encoder_batches(body.inputs):
+        for inputs in service.encoder_batches(body.inputs):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
             sources = [source | fields if source else source for source in sources]  # images have none
             encodings = await service.encode(sources, files)
