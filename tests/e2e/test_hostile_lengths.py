@@ -23,6 +23,7 @@ from vlm.processing.tokenization import Tokenizer
 from vlm_app.server.http import json_bodies
 from vlm_app.server.kserve import api as kserve
 from vlm_app.server.openai import api as openai
+from vlm_app.server.openai import embeddings
 from vlm_app.server.tensors import wire as tensors
 
 MODELS = ("mini-t5", "mini-llava", "mini-nougat")
@@ -244,6 +245,7 @@ STEPS = {
     "answers": (tensors, "write", infer(IDS)),
     "texts": (Tokenizer, "pieces", v1("completions", model="mini-t5", prompt=TEXT)),
     "texts to embed": (Tokenizer, "pieces", v1("embeddings", model="mini-t5", input=TEXT)),
+    "embeddings": (embeddings, "_row", v1("embeddings", model="mini-t5", input=TEXT)),
 }  # fmt: skip
 
 
