@@ -23,6 +23,7 @@ from vlm.processing.tokenization import Tokenizer
 from vlm_app.server.http import json_bodies
 from vlm_app.server.kserve import api as kserve
 from vlm_app.server.openai import api as openai
+from vlm_app.server.openai import embeddings
 from vlm_app.server.tensors import wire as tensors
 
 MODELS = ("mini-t5", "mini-llava", "mini-nougat")
@@ -107,6 +108,14 @@ ATTACKS = {
     "numbers for OpenAI": (
         lambda: raw(COMPLETE, PROMPT, b"[", b"1," * (30 << 20), b"1]}"),
         "2,000,000 values",
+    ),
+    "numbers for the repository": (
+        lambda: raw("/v2/repository/index", b'{"ready":[', b"1," * (30 << 20), b"1]}"),
+        "2,000,000 values",
+    ),
+    "lists for the repository": (
+        lambda: raw("/v2/repository/models/a/unload", b"[", b"[]," * (20 << 20), b"1]"),
+        "200,000 lists",
     ),
     "a million wrong tokens": (
         lambda: raw(COMPLETE, PROMPT, b"[", b'"",' * (1 << 20), b"1]}"),
@@ -222,11 +231,13 @@ def served():
 
 
 CHAT = v1("chat/completions", model="mini-llava", messages=asked("Read the sign."), max_tokens=2)
-PADDED = (CHAT[0], CHAT[1] + b" " * json_bodies.FEW, {})
+PADDING = b" " * json_bodies.FEW
+PADDED = (CHAT[0], CHAT[1] + PADDING, {})
 LOGPROBS = v1("completions", model="mini-t5", prompt="a", logprobs=2)
 # what a request goes through -> a request that does
 STEPS = {
     "parsing": (json_bodies, "parse_json", PADDED),
+    "parsing for the repository": (json_bodies, "parse_json", ("/v2/repository/index", b"{}" + PADDING, {})),
     "conversations": (openai, "read_chat", CHAT),
     "log-probabilities": (openai.Texts, "_log_probabilities", LOGPROBS),
     "tensors": (tensors, "read", infer(IDS)),
@@ -234,6 +245,7 @@ STEPS = {
     "answers": (tensors, "write", infer(IDS)),
     "texts": (Tokenizer, "pieces", v1("completions", model="mini-t5", prompt=TEXT)),
     "texts to embed": (Tokenizer, "pieces", v1("embeddings", model="mini-t5", input=TEXT)),
+    "embeddings": (embeddings, "_row", v1("embeddings", model="mini-t5", input=TEXT)),
 }  # fmt: skip
 
 

@@ -204,6 +204,15 @@ def test_prompts_are_echoed(client, t5, stream):
             assert "".join(c.text for c in parts if c.index == index).startswith(TEXT)
 
 
+def test_only_prompts_that_the_engine_takes_are_decoded_for_their_echo(client, served, monkeypatch):
+    decoded, tokenizer = [], served.service("mini-t5").pipeline.tokenizer
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, *rest: decoded.append(ids))
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="context length"):
+            client.completions.create(model="mini-t5", prompt=[5] * 2000, echo=True, stream=stream)
+    assert not decoded
+
+
 def test_tokens_named_by_their_ids(client, t5):
     body = {"return_tokens_as_token_ids": True}
     answer = client.completions.create(model="mini-t5", prompt=TEXT, logprobs=1, extra_body=body)

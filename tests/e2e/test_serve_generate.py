@@ -117,6 +117,8 @@ def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monke
         ({"text_input": TEXT, "priority": 1}, 400, "priority"),
         ({"text_input": TEXT, "timeout": 1}, 503, "timeout of 1 µs"),
         ({"text_input": TEXT, "id": 4}, 400, "id is 4"),
+        ({"text_input": TEXT, "id": "half a pair: \ud800"}, 400, "not valid Unicode"),
+        ({"text_input": TEXT, "id": 1025 * "a"}, 400, "at most 1,024"),
         ({"text_input": TEXT, "stop_words_list": [1, 2, 3]}, 400, "3 values"),
         ({"input_ids": [10**6]}, 400, "outside the vocabulary"),
     ],

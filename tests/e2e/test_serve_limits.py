@@ -156,6 +156,7 @@ def test_unknown_models_and_paths_are_404(client, served):
 
 def test_a_full_server_sheds_load(client, served):
     before = metric(served, "vlm_rejected_requests_total", model="mini-llava")
+    aborted = metric(served, "vlm_outputs_total", model="mini-llava", reason="abort")
     service = served.service("mini-llava")
     with service.acquire_slot(3):
         assert client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE)).choices
@@ -164,7 +165,16 @@ def test_a_full_server_sheds_load(client, served):
             client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE), n=2, stream=True)
         assert caught.value.response.headers["retry-after"] == "1"
     assert "holds 4 at most" in refusal(client, messages=asked(SIGN, SCENE), n=5)
-    assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 2
+    for number in (3, 5):  # inputs of a request count together, before any of them is begun
+        refused = pytest.raises(openai.RateLimitError if number < 4 else openai.BadRequestError, match="4 at most")
+        with service.acquire_slot(2), refused:
+            client.completions.create(model="mini-llava", prompt=[SIGN] * number)
+    assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 3
+    assert metric(served, "vlm_outputs_total", model="mini-llava", reason="abort") == aborted
+
+
+def test_inputs_of_embeddings_are_encoded_so_many_at_once_as_there_is_room_for(client):
+    assert len(client.embeddings.create(model="mini-t5", input=["a ship"] * 5).data) == 5
 
 
 CHAT = {"model": "mini-llava", "messages": asked(SIGN, SCENE), "max_tokens": 800, "ignore_eos": True}

@@ -15,7 +15,7 @@ import numpy as np
 from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
 from vlm_app.server.kserve.inference import Inference, Response
-from vlm_app.server.repository.service import Service, encoder_batches
+from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.inputs import Row, without_padding
 from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
@@ -50,7 +50,7 @@ class EncoderInference(Inference):
         encodings: list[Encoding] = []
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
-                for rows in encoder_batches(self._rows):
+                for rows in self._service.encoder_batches(self._rows):
                     encodings += await self._service.encode(rows, [[] for _ in rows], self._attentions)
         return await asyncio.to_thread(self._padded, encodings)
 

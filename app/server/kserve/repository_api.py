@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.errors import InputError, listed
+from vlm_app.server.http.json_bodies import parse_body
 from vlm_app.server.repository.control import Control
 from vlm_app.server.tensors.parameters import read_parameters
 
@@ -44,10 +44,7 @@ def check_unload(parameters: Iterable[str]) -> None:
 
 
 async def _body(http: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await http.body() or "{}")
-    except (ValueError, RecursionError):
-        body = None
+    body = await parse_body(await http.body() or b"{}")
     if not isinstance(body, dict):
         raise InputError("the body is no JSON object; send one, or none.")
     return body

@@ -52,7 +52,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     ]
     texts = Texts(service, items, _answer(body, "text_completion"))
     texts.wants_logprobs = body.logprobs is not None
-    texts.echoes = [_text(service, prompt) for prompt in body.prompts] if body.echo else None
+    texts.echoed = _in_words(service, body.prompts) if body.echo else None
     return await _answered(http, body, texts)
 
 
@@ -76,7 +76,7 @@ class Texts:
         self._service, self._items, self.answer = service, items, answer
         self._logprobs: dict[int, LogProbs] = {}
         self.wants_logprobs = self.names_ids = False
-        self.echoes: list[str] | None = None  # of each input what stands before its outputs
+        self.echoed: list[str | list[int]] | None = None  # of each input what stands before its outputs
         self.num_best: int | None = None  # of each input so many of its outputs, the likeliest; None: all
 
     def check_logprobs(self) -> None:
@@ -142,7 +142,12 @@ class Texts:
         return self._items[0].sampling.get("num_return_sequences") or 1
 
     def _echo(self, index: int) -> str:
-        return self.echoes[index // self._count] if self.echoes else ""
+        """Returns the prompt in words. It is decoded once there is an output: the engine has taken its length."""
+        prompt = self.echoed[index // self._count] if self.echoed else ""
+        if isinstance(prompt, str):
+            return prompt
+        assert self._service.pipeline.tokenizer is not None  # else it had been refused
+        return self._service.pipeline.tokenizer.decode(prompt)
 
     def _log_probabilities(self, index: int, delta: TextDelta) -> dict[str, Any]:
         fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
@@ -163,13 +168,11 @@ def _answer(body: Sampling, kind: str) -> Answer:
     return Answer(body.model, kind, body.request_id or uuid.uuid4().hex)
 
 
-def _text(service: Service, prompt: str | list[int]) -> str:
-    """Returns a prompt in words."""
-    if isinstance(prompt, str):
-        return prompt
-    if (tokenizer := service.pipeline.tokenizer) is None:
+def _in_words(service: Service, prompts: list[str | list[int]]) -> list[str | list[int]]:
+    """Returns prompts that can be echoed. Raises InputError where ids cannot be decoded."""
+    if service.pipeline.tokenizer is None and any(isinstance(prompt, list) for prompt in prompts):
         raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
-    return tokenizer.decode(prompt)
+    return prompts
 
 
 def _joined(earlier: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:

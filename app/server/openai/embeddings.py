@@ -6,7 +6,8 @@ import asyncio
 import base64
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
@@ -15,7 +16,7 @@ from vlm_app.server.core.messages import verbatim
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
-from vlm_app.server.repository.service import Service, encoder_batches, services_of
+from vlm_app.server.repository.service import Service, services_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,14 +25,19 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
 
 @router.post("/embeddings")
-async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
+async def embeddings(body: EmbeddingBody, http: Request) -> Response:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     service, adapter = services_of(http).asked(body.model)
     vectors = await cancel_on_disconnect(http, _vectors(service, body, adapter | body.of_inputs))
+    return await asyncio.to_thread(_written, body, vectors)
+
+
+def _written(body: EmbeddingBody, vectors: list[tuple[Tensor, int]]) -> Response:
+    """Returns the answer, which may have millions of values."""
     rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(vectors)]
     num_rows = sum(count for _, count in vectors)
     usage = {"prompt_tokens": num_rows, "total_tokens": num_rows}
-    return {"object": "list", "model": body.model, "data": rows, "usage": usage}
+    return JSONResponse({"object": "list", "model": body.model, "data": rows, "usage": usage})
 
 
 async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]) -> list[tuple[Tensor, int]]:
@@ -39,7 +45,7 @@ async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]
     texts."""
     vectors: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
-        for inputs in encoder_batches(body.inputs):
+        for inputs in service.encoder_batches(body.inputs):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
             sources = [source | fields if source else source for source in sources]  # images have none
             encodings = await service.encode(sources, files)

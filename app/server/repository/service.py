@@ -84,22 +84,30 @@ class Service:
 
     @contextmanager
     def acquire_slot(self, count: int) -> Iterator[None]:
-        """Holds room for so many outputs. Raises Busy where there is none now, LimitError where there never is."""
-        if count > self._max:
-            raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
-        if self.num_outputs + count > self._max:
-            self._metrics.rejections.labels(self.name).inc()
-            raise Busy(f"{self.name} holds {self.num_outputs} requests of {self._max} at most; ask again later.")
+        """Holds room for so many outputs. Raises as `check_room`."""
+        self.check_room(count)
         self.num_outputs += count
         try:
             yield
         finally:
             self.num_outputs -= count
 
+    def check_room(self, count: int) -> None:
+        """Raises Busy where there is no room for so many outputs now, LimitError where there never is."""
+        if count > self._max:
+            raise LimitError(
+                f"{count:,} outputs were asked for at once; {self.name} holds {self._max:,} at most. Ask for fewer in a"
+                " request."
+            )
+        if self.num_outputs + count > self._max:
+            self._metrics.rejections.labels(self.name).inc()
+            raise Busy(f"{self.name} holds {self.num_outputs} requests of {self._max} at most; ask again later.")
+
     async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
+            self.check_room(sum(item.count for item in items))  # before any of them is begun
             async with aclosing(merge_streams([self._stream(each, times) for each in items])) as deltas:
                 async for numbered_delta in deltas:
                     yield numbered_delta
@@ -124,6 +132,11 @@ class Service:
                 if delta.output is not None:
                     by_index[number][delta.index] = delta.output
         return [[outputs[index] for index in sorted(outputs)] for outputs in by_index]
+
+    def encoder_batches(self, inputs: list[T]) -> list[list[T]]:
+        """Returns a request's inputs in the parts that `encode` takes."""
+        size = min(ENCODED_TOGETHER, self._max)
+        return [inputs[i : i + size] for i in range(0, len(inputs), size)]
 
     async def encode(
         self, sources: list[dict[str, Any]], files: list[list[Any]], attentions: bool = False
@@ -174,11 +187,6 @@ class Services:
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self.by_name.values()))
-
-
-def encoder_batches(inputs: list[T]) -> list[list[T]]:
-    """Returns a request's inputs in the parts that Service.encode takes."""
-    return [inputs[i : i + ENCODED_TOGETHER] for i in range(0, len(inputs), ENCODED_TOGETHER)]
 
 
 def services_of(http: HTTPConnection) -> Services:

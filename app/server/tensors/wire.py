@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
+from vlm_app.core.names import is_utf8
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors.parameters import check_tensors, read_parameters
 
@@ -30,6 +31,7 @@ DTYPES = {
 JSON_TYPES = {"INT": {int}, "FP": {int, float}, "BO": {bool}}
 MAX_AXES = 8
 MAX_STRINGS = 65_536  # elements of a tensor of BYTES
+MAX_ID = 1024  # characters: each event of a stream has it
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,7 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
         raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
     parameters = read_parameters(head, "the request")
     binary = parameters.get("binary_data_output") is True
-    request_id = head.get("id")
-    if request_id is not None and not isinstance(request_id, str):
-        raise InputError(f"the request's id is {str(request_id)[:20]}; give a string.")
-    return InferRequest(request_id, inputs, _requested_outputs(head, binary), binary=binary, parameters=parameters)
+    return InferRequest(_id(head), inputs, _requested_outputs(head, binary), binary=binary, parameters=parameters)
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
@@ -107,6 +106,20 @@ def to_bytes(array: np.ndarray) -> bytes:
     if array.dtype == object:
         return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def _id(head: dict[str, Any]) -> str | None:
+    """Returns what names the request in all of its responses. Raises InputError for what cannot stand there."""
+    request_id = head.get("id")
+    if request_id is None:
+        return None
+    if not isinstance(request_id, str):
+        raise InputError(f"the request's id is {str(request_id)[:20]}; give a string.")
+    if not is_utf8(request_id):
+        raise InputError(f"the request's id {request_id[:20]!r} is not valid Unicode; give another one.")
+    if len(request_id) > MAX_ID:
+        raise LimitError(f"the request's id has {len(request_id):,} characters; give at most {MAX_ID:,}.")
+    return request_id
 
 
 def _size(text: str, total: int) -> int:
