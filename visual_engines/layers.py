@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlm.convert.config_reader import ConfigReader
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
@@ -69,6 +70,15 @@ def window_reverse(windows: Tensor, rows: int, columns: int) -> Tensor:
     side, channels = windows.shape[1], windows.shape[-1]
     x = windows.view(-1, rows // side, columns // side, side, side, channels)
     return x.transpose(2, 3).reshape(-1, rows, columns, channels)
+
+
+def grid_theta(reader: ConfigReader) -> float:
+    """Returns the base of a tower's rotary positions, wherever its configuration says it; another kind of positions is
+    added to the reader's errors."""
+    said = reader.values.get("rope_scaling") or reader.values.get("rope_parameters") or {}
+    if (kind := said.get("rope_type") or said.get("type") or "axial") not in ("axial", "default"):
+        reader.errors.append(f"rope_type is {kind!r}, supported are 'axial' and 'default'")
+    return float(said.get("rope_theta") or reader.values.get("rope_theta") or 10000.0)
 
 
 class GridRotary(nn.Module):

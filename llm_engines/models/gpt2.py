@@ -101,7 +101,7 @@ def _parse_hf(hf: dict[str, Any]) -> GPT2Config:
         "tied": bool(reader.get("tie_word_embeddings", True)),
         "scaled": bool(reader.get("scale_attn_weights", True)),
         "scaled_by_layer": not bigcode and bool(reader.get("scale_attn_by_inverse_layer_idx", False)),
-        "source": (layout,),
+        "source": (layout, "multi_query") if shared and not bigcode else (layout,),
         **_ends(hf, 50256),
     }
     reader.multiple("n_embd", hidden, "n_head", heads)
@@ -189,7 +189,7 @@ def rules(config: GPT2Config) -> list[Any]:
 
 
 def _hf_rules(config: GPT2Config) -> list[Any]:
-    layer, conv = "transformer.h.{}", config.source == ("gpt2",)
+    layer, conv = "transformer.h.{}", config.source[0] == "gpt2"
     names = {f"{layer}.attn.c_proj": "blocks.{}.attention.out", f"{layer}.mlp.c_fc": "blocks.{}.ffn.up",
              f"{layer}.mlp.c_proj": "blocks.{}.ffn.down"}  # fmt: skip
     norms = {f"{layer}.ln_1": "blocks.{}.attention_norm", f"{layer}.ln_2": "blocks.{}.ffn_norm",
@@ -200,7 +200,7 @@ def _hf_rules(config: GPT2Config) -> list[Any]:
     weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items() for kind in ("weight", "bias")]
     weight_rules += [Rename(f"{a}.bias", f"{b}.bias") for a, b in names.items()]
     weight_rules += [(Transpose if conv else Rename)(f"{a}.weight", f"{b}.weight") for a, b in names.items()]
-    if conv and config.kv_heads == 1:
+    if "multi_query" in config.source:
         apart = f"{layer}.attn.{{q,kv}}_attn"
         weight_rules += [
             Fuse(f"{apart}.weight", f"{ours}.weight", dim=1, transposed=True),

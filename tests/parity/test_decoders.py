@@ -52,6 +52,7 @@ MODELS = {
         "gpt2": lambda: tiny.gpt2(),
         "gpt2: wide, relu, unscaled, own head": lambda: tiny.gpt2(
             n_inner=20, activation_function="relu", scale_attn_weights=False, tie_word_embeddings=False, spread=0.15),
+        "gpt2: one head": lambda: tiny.gpt2(n_head=1),
         "starcoder": lambda: tiny.gpt2(multi_query=True),
         "gpt_bigcode of many heads": lambda: tiny.gpt2(multi_query=False),
     },

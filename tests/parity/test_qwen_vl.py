@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 from PIL import Image as Picture
+from transformers import AutoConfig
 
 from tests import qwen_kit, tiny
 from tests.engines import engine_dir
 from tests.image_parity_kit import CONTENTS, READ, asked, check_log_probabilities, check_mixed_batches, cpu, image_part
 from tests.parity.cases import parity
 from tests.ranks import with_followers
+from visual_engines.models import pixtral, qwen_vl
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
@@ -297,3 +299,24 @@ def test_settings_that_scale_beyond_all_bounds(name, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(EngineError, match=rf"scales images to more than 4,096 pixels a side \({name}\)"):
         ImageProcessor.from_dir(tmp_path, (QWEN_IMAGES,))
+
+
+@pytest.mark.parametrize(
+    "said", [{"rope_theta": 50.0}, {"rope_scaling": {"type": "default", "rope_theta": 50.0}, "rope_theta": 9.0},
+             {"rope_parameters": {"rope_theta": 50.0}}, {}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "pixtral"])
+def test_a_towers_rotary_base_is_found_where_its_class_finds_it(kind, said):
+    if kind == "pixtral":
+        ours, theirs = pixtral.parse(dict(said)), AutoConfig.for_model(kind, **said)
+    else:
+        ours = qwen_vl.parse({"model_type": kind, "vision_config": dict(said)})
+        theirs = AutoConfig.for_model(kind, vision_config=dict(said)).vision_config
+    assert ours.theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_a_towers_stretched_positions_are_refused_by_name():
+    for key in ("type", "rope_type"):
+        said = {"rope_scaling": {key: "linear", "factor": 2.0}}
+        for parse in (pixtral.parse, lambda hf: qwen_vl.parse({"model_type": "qwen2_vl", "vision_config": hf})):
+            with pytest.raises(ConfigError, match="rope_type is 'linear', supported are 'axial' and 'default'"):
+                parse(said)

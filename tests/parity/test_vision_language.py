@@ -18,6 +18,7 @@ MODELS = {
         "llava": lambda: tiny.llava(seed=3),
         "llava: SigLIP, all rows, last layer": lambda: tiny.llava(
             seed=7, tower={"siglip": True}, vision_feature_select_strategy="full", vision_feature_layer=-1),
+        "llava: SigLIP, half a patch left over": lambda: tiny.llava(seed=3, tower={"siglip": True, "image_size": 18}),
         "llava: two layers joined, relu": lambda: tiny.llava(
             seed=5, vision_feature_layer=[-3, 2], projector_hidden_act="relu", multimodal_projector_bias=False),
     },

@@ -232,7 +232,8 @@ def test_prompt_tables_that_claim_too_much(shape, tmp_path):
     "{{ [1]|tojson(indent=10**9) }}", "{{ 'a\nb'|indent(10**9) }}", "{% include '/etc/passwd' %}",
     "{{ '{:>{}}'.format(1, '999999999') }}", "{{ '%*d' % (10**9, 1) }}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(3) }}",
-], ids=range(20))  # fmt: skip
+    "{{ strftime_now('%1000000000d') }}",
+], ids=range(21))  # fmt: skip
 def test_templates_that_ask_for_too_much(template):
     with pytest.raises(InputError, match="the model's chat template does not take this conversation: "):
         render(template, {"messages": []})

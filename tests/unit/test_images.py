@@ -15,8 +15,9 @@ import transformers
 from PIL import Image
 from transformers import AutoImageProcessor, NougatImageProcessor
 
-from visual_engines.families.image_processors import BLIP, CLIP, preferring
+from visual_engines.families.image_processors import BLIP, CLIP, SIGLIP, VIT, preferring
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from visual_engines.families.t5gemma2 import IMAGES as GEMMA
 from vlm.errors import EngineError, ImageError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.images import load_image
@@ -171,6 +172,34 @@ def test_settings_that_are_none_of_ours(tmp_path, text):
 def test_tiny_thin_and_blank_pages_go_through(size, shade):
     found = ImageProcessor.default(NOUGAT_IMAGES, (96, 64))([Image.new("RGB", size, shade)])
     assert found.shape == (1, 3, 96, 64) and found.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [(1, 900), (900, 1)])
+@pytest.mark.parametrize("spec", [VIT, BLIP, CLIP, SIGLIP], ids=lambda spec: spec.name)
+def test_slivers_are_padded_where_one_side_follows_the_other(spec, size):
+    """Where each side has a length of its own they are what transformers makes of them."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8))
+    exact = {"height": 24, "width": 20}
+    more = {"do_resize": False} if spec is CLIP else {"size": 24} if spec is VIT else {"size": exact}
+    settings = {"size": exact, "crop_size": exact} | more
+    want = getattr(transformers, spec.name)(**settings)([image], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(ImageProcessor(spec, settings)([image]), want, rtol=0, atol=LAST_BITS)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"do_normalize": False, "size": {"longest_edge": 48}}, {"do_normalize": False, "resample": 5}], ids=str
+)
+def test_settings_that_do_not_fit_are_told_of_when_they_are_loaded(tmp_path, settings):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(EngineError, match=r"preprocessor_config\.json does not fit BlipImageProcessor: "):
+        ImageProcessor.from_dir(tmp_path, [BLIP])
+
+
+def test_an_image_that_settings_scale_to_nothing_is_refused_in_one_sentence():
+    processor = ImageProcessor(GEMMA, {"size": {"shortest_edge": 33, "longest_edge": 28}})
+    assert processor([colour()]).isfinite().all()
+    with pytest.raises(ImageError, match=r"cannot read an image of 2000×1 pixels \(height × width: .*pad or crop it\."):
+        processor([Image.new("RGB", (1, 2000))])
 
 
 def test_what_the_processor_nests_comes_first_as_in_hugging_face(tmp_path):

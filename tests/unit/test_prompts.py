@@ -139,6 +139,25 @@ def test_templates_of_words_alone(tmp_path):
     assert ours.ids(ours.of_conversation(read(conversation), 0), []) == want
 
 
+TEMPLATES = {
+    "JSON, as it is":
+        "{{ messages | tojson }}|{{ messages[0] | tojson(indent=1) }}|{{ 'ü' | tojson(ensure_ascii=True) }}",
+    "what there is not": "{% if tools is not none or documents is not none %}x{% endif %}{{ tools }}",
+    "special tokens": "{{ pad_token }}{{ unk_token }}{{ bos_token }}{{ cls_token is defined }}",
+    "the day, where it is known": "{{ strftime_now('%Y') if strftime_now is defined else 2024 }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_templates_are_given_what_hugging_face_gives_them(template, tmp_path):
+    tokenizer = fast()
+    tokenizer.save_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "is \"ü\" < '日本' & 3 > 2?"}]
+    # without a word on types of parts, contents are texts
+    found = prompts(tmp_path, template=template).of_conversation(read(messages), 0)
+    assert found == tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+
+
 def test_families_have_their_own_templates(tmp_path):
     fast("<image>").save_pretrained(tmp_path)
     found = {}

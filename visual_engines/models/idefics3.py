@@ -81,10 +81,7 @@ class Idefics3Vision(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, side, side] -> [n, tile_rows, text_width]"""
-        rows, columns = self.config.tower.grid
-        patch = self.config.tower.patch_size
-        whole = pixel_values[:, :, : rows * patch, : columns * patch]  # no patch of what is left over
-        return self.connector(shuffled(self.tower(whole), rows, self.config.scale_factor))
+        return self.connector(shuffled(self.tower(pixel_values), self.config.tower.grid[0], self.config.scale_factor))
 
 
 def shuffled(x: Tensor, side: int, scale: int) -> Tensor:

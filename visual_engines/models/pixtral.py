@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visual_engines.layers import GridRotary
+from visual_engines.layers import GridRotary, grid_theta
 from vlm.config import Config
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Fuse, Rename
@@ -48,9 +48,6 @@ def parse(hf: dict[str, Any]) -> PixtralConfig:
     fields = ConfigReader(hf, "Pixtral tower")
     fields.choice("model_type", ["pixtral"], default="pixtral")
     width, heads = fields.size("hidden_size", 1024), fields.size("num_attention_heads", 16)
-    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    if (kind := rope.get("rope_type", "default")) not in ("default", "axial"):
-        fields.errors.append(f"rope_type is {kind!r}, supported are 'axial', 'default'")
     fields.choice("head_dim", [width // heads, None], default=None)
     fields.multiple("hidden_size", width, "4 · num_attention_heads", 4 * heads)
     config = PixtralConfig(
@@ -62,7 +59,7 @@ def parse(hf: dict[str, Any]) -> PixtralConfig:
         num_layers=fields.size("num_hidden_layers", 24),
         num_heads=heads,
         activation=fields.activation("hidden_act", "gelu"),
-        theta=float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0),
+        theta=grid_theta(fields),
     )
     fields.raise_errors()
     return config

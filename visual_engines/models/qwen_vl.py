@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visual_engines.layers import ACTIVATIONS, GridRotary, Mlp
+from visual_engines.layers import ACTIVATIONS, GridRotary, Mlp, grid_theta
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Fuse, Rename
 from vlm.layers.attention import EncoderAttention
@@ -83,9 +83,6 @@ def parse(hf: dict[str, Any]) -> QwenVisionConfig:
     second = hf.get("model_type") == "qwen2_5_vl"
     width = fields.size("hidden_size", 3584) if second else fields.size("embed_dim", 1280)
     heads = fields.size("num_heads", 16)
-    rope = fields.values.get("rope_parameters") or {}
-    if (kind := rope.get("rope_type", "axial")) not in ("axial", "default"):
-        fields.errors.append(f"rope_type is {kind!r}, supported is 'axial'")
     config = QwenVisionConfig(
         image_size=MOST_PIXELS,
         num_channels=fields.size("in_channels", 3),
@@ -95,7 +92,7 @@ def parse(hf: dict[str, Any]) -> QwenVisionConfig:
         width=width,
         num_layers=fields.size("depth", 32),
         num_heads=heads,
-        theta=float(rope.get("rope_theta") or 10000.0),
+        theta=grid_theta(fields),
         image_token_id=token_id(hf, "image_token_id", 151655),
         **(_second(fields) if second else _first(fields, width)),
     )

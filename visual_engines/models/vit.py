@@ -194,7 +194,8 @@ class ViT(nn.Module):
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
     def _embedded(self, pixel_values: Tensor) -> Tensor:
-        x = self.patch_embed(pixel_values).flatten(1, 2)
+        rows, columns = (count * self.config.patch_size for count in self.config.grid)
+        x = self.patch_embed(pixel_values[:, :, :rows, :columns]).flatten(1, 2)  # no patch of what is left over
         tokens = [self.get_parameter(name).expand(x.shape[0], 1, -1) for name in self.config.tokens]
         x = (torch.cat([*tokens, x], 1) if tokens else x) + self.positions
         return self.embedding_norm(x)[1] if self.config.embedding_norm else x

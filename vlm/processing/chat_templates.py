@@ -7,8 +7,10 @@ repeat small steps, and may double a text of its own.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sized
+from datetime import datetime
 from typing import Any, ClassVar
 
 from jinja2 import TemplateError
@@ -122,12 +124,30 @@ def _refuse(message: str) -> None:
     raise TemplateError(message)
 
 
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Writes letters and signs as they are, in the order of their keys, as Hugging Face does: jinja's own filter writes
+    for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(format: str) -> str:
+    _check(not WIDTH.search(format))
+    return datetime.now().strftime(format)
+
+
 @functools.lru_cache(maxsize=8)
 def _compiled(template: str) -> Any:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    environment.globals["raise_exception"] = _refuse
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     del environment.globals["lipsum"]
-    environment.filters = {name: _careful(name, filter) for name, filter in environment.filters.items()}
+    filters = environment.filters | {"tojson": _json}
+    environment.filters = {name: _careful(name, filter) for name, filter in filters.items()}
     try:
         return environment.from_string(template)
     except ERRORS as error:

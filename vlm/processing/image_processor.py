@@ -23,6 +23,7 @@ PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.js
 
 # what transformers' classes and torch raise for settings that are none
 UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+UNREADABLE = (ArithmeticError, RuntimeError, ValueError)  # and for shapes that they cannot scale
 NO_QUESTION = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
 
 
@@ -127,7 +128,18 @@ class ImageProcessor:
         return "convert the model again with the preprocessor_config.json that belongs to it"
 
     def _processed(self, images: Sequence[Image.Image]) -> Tensor:
-        return self._transform.apply([self._spec.prepare(image, self._settings) for image in images])
+        prepared = [self._spec.prepare(image, self._settings) for image in images]
+        try:
+            return self._transform.apply(prepared)
+        except UNREADABLE as error:
+            if "allocate memory" in str(error):
+                raise
+            sizes = listed(_size(image.size[::-1]) for image in images)
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ImageError(
+                f"the model's image processor cannot read an image of {sizes} (height × width: {reason}); pad or crop"
+                " it."
+            ) from None
 
 
 def processor_kind(config: dict[str, Any]) -> str | None:

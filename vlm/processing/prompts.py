@@ -79,9 +79,11 @@ class Prompts:
 
         # it takes contents as texts: all of them, or those that are
         always, takes_texts = "type" not in template, "is string" in template
-        ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
+        absent = {"tools": None, "documents": None}  # what Hugging Face says of what there is not
+        named = self.tokenizer.named_tokens if self.tokenizer else {}
         messages = [turn.for_template(always or (takes_texts and not turn.has_images)) for turn in turns]
-        return render(template, {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends})
+        told = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        return render(template, {**named, **absent, **told})
 
     # --- ids ---
     def ids(

@@ -6,8 +6,9 @@ import copy
 import functools
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -21,6 +22,7 @@ from vlm.registry.tokenizer_rules import ReadRules, TokenizerRules, no_rules
 
 FEW = 16  # characters for a token
 LONG = 2**14  # characters that take milliseconds to tokenize
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
 
@@ -48,11 +50,11 @@ class Tokenizer:
         rules: TokenizerRules = TokenizerRules(),  # noqa: B008 (it is frozen)
         *,
         target: FastTokenizer | None = None,
-        bos_token: str = "",
-        eos_token: str = "",
+        named_tokens: Mapping[str, str] = MappingProxyType({}),
         truncation_side: str | None = None,
     ):
-        """`target` decodes where outputs have ids of their own; `truncation_side` None: what the tokenizer's file says,
+        """`target` decodes where outputs have ids of their own; `named_tokens`: of NAMED those that there are;
+        `truncation_side` None: what the tokenizer's file says,
         else "right"."""
         self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
         self.pair, self.tasks, self._shown = rules.pair, rules.tasks, rules.shown
@@ -61,7 +63,8 @@ class Tokenizer:
         self.truncation_side = truncation_side or own
         fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
         fast.no_padding()
-        self.bos_token, self.eos_token = bos_token, eos_token
+        self.named_tokens = named_tokens
+        self.bos_token, self.eos_token = named_tokens.get("bos_token", ""), named_tokens.get("eos_token", "")
         self._fast, self._target, self._skip_special = fast, target or fast, True
 
     @classmethod
@@ -83,9 +86,9 @@ class Tokenizer:
     def _configured(
         cls, fast: FastTokenizer, target: FastTokenizer | None, config: dict[str, Any], rules: TokenizerRules
     ) -> Tokenizer:
-        bos, eos = _content(config.get("bos_token")), _content(config.get("eos_token"))
+        named = {name: content for name in NAMED if (content := _content(config.get(name)))}
         side = config.get("truncation_side")
-        return cls(fast, rules, target=target, bos_token=bos, eos_token=eos, truncation_side=side)
+        return cls(fast, rules, target=target, named_tokens=named, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
         """Encodes without special tokens. InputError for what is no text: half of a surrogate pair."""

@@ -66,6 +66,7 @@ def transform_by(
     values = Transform(lambda images: pixels(images).float())
     names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
     if (normalization := fused_normalization(**{name: getattr(processor, name, None) for name in names})) is None:
+        values.apply([_probe()])  # settings that do not fit are told of now
         return values
     levels = Transform(lambda images: pixels(images, do_rescale=False, do_normalize=False), normalization)
     return levels if _agree(levels, values) else values
@@ -95,13 +96,18 @@ def _is_color(value: Any) -> bool:
     return 1 <= len(parts) <= COLORS and all(isinstance(part, int | float) for part in parts)
 
 
-def _agree(levels: Transform, values: Transform) -> bool:
-    """Says whether both give the same pixel values of a picture of many shades."""
-    import torch
+def _probe() -> Image.Image:
     from PIL import Image
 
     shades = [bytes((5 * x % 256, 7 * y % 256, (x * y + 40) % 256)) for y in range(48) for x in range(40)]
-    probe = Image.frombytes("RGB", (40, 48), b"".join(shades))
+    return Image.frombytes("RGB", (40, 48), b"".join(shades))
+
+
+def _agree(levels: Transform, values: Transform) -> bool:
+    """Says whether both give the same pixel values of a picture of many shades."""
+    import torch
+
+    probe = _probe()
     pixels, expected = levels.apply([probe]), values.apply([probe])
     is_exact = pixels.dtype == torch.uint8 and pixels.shape == expected.shape
     return is_exact and torch.allclose(levels.values([probe]), expected, rtol=0.0, atol=LAST_BITS)
