@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import tiny
+from tests.engines import engine_dir
+from vlm.api.pipeline import Pipeline
+from vlm.config import RuntimeConfig
 from vlm.executor.packing import PackedInputs, PackedTexts
-from vlm.executor.slot_upload import SlotUpload
+from vlm.executor.slot_upload import SlotUpload, _fields
 
 CPU = torch.device("cpu")
 
@@ -33,6 +37,27 @@ def test_seeds_of_63_bits_and_fractions_are_kept():
     upload.put(fractions, [0.1, -1e30])
     upload.write()
     assert seeds.tolist() == [5, 2**62 + 1] and torch.equal(fractions, torch.tensor([-1e30, 0.1]))
+
+
+def test_a_kernel_can_write_all_that_an_admission_tells(tmp_path, monkeypatch):
+    """With every kind of setting, and beams: rows of tensors that lie in one piece."""
+    told = []
+
+    def write(upload: SlotUpload) -> None:
+        told.extend(_fields(*each, 0) for each in zip(upload._targets, upload._parts[1:], strict=True))
+        write_one_by_one(upload)
+
+    write_one_by_one = SlotUpload.write
+    monkeypatch.setattr(SlotUpload, "write", write)
+    engine = engine_dir(tiny.llama(seed=1), tmp_path, max_batch_size=6, max_seq_len=40)
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", num_speculative_tokens=2))
+    for settings in (
+        {"loop_detection": True, "temperature": 0.8, "typical_p": 0.9, "exponential_decay_length_penalty": (3, 1.1)},
+        {"num_beams": 3, "bad_words_ids": [[5]], "stop_token_ids": [7], "no_repeat_ngram_size": 2},
+    ):
+        assert pipe.generate({"decoder_prompt_token_ids": [3, 4, 5]}, max_new_tokens=4, **settings).token_ids
+    assert len(told) > 60 and {size for *_, size in told} == {1, 4}
+    assert all(width <= stride for _, width, stride, _, _ in told)
 
 
 @pytest.mark.parametrize("padding_slot", [None, 9])

@@ -17,7 +17,7 @@ from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.fair_lock import device_lock
 from vlm.engine.leading import Engine
 from vlm.engine.step_watch import STEP_SECONDS, StepWatch
-from vlm.errors import EngineError
+from vlm.errors import EngineError, VlmError
 from vlm.executor.memory import memory_errors
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
@@ -187,5 +187,10 @@ class AsyncEngine:
             self._loop.step()
 
     def _end_of_calls(self) -> EngineError:
-        reason = "the server is stopping" if self.error is None else f"the engine has broken: {self.error}"
-        return EngineError(f"{reason}; ask again later.")
+        """Returns what all are told. What an error of anything but ours says may be of one request."""
+        if self.error is None:
+            return EngineError("the server is stopping; ask again later.")
+        said = self.error if isinstance(self.error, VlmError) else type(self.error).__name__
+        error = EngineError(f"the engine has broken: {said}; ask again later.")
+        error.__cause__ = self.error
+        return error
