@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.server_kit import alone
 from vlm.backends import threads
-from vlm.backends.threads import num_threads, set_threads, threads_for, usable_cpus
+from vlm.backends.threads import num_threads, set_threads, take_one_thread, threads_for, usable_cpus
 from vlm_app.cli.main import main
 
 
@@ -97,3 +98,12 @@ def test_a_decode_step_of_a_small_model_takes_one(monkeypatch):
         hook.remove()
     assert seen == {"encoder": {3}, "decoder": {1}}
     assert torch.get_num_threads() == 3
+
+
+def test_threads_of_a_pool_compute_alone_and_others_as_before():
+    count = lambda _: torch.get_num_threads()  # noqa: E731
+    with ThreadPoolExecutor(8, initializer=take_one_thread) as pool:
+        assert set(pool.map(count, range(200))) == {1}
+    assert torch.get_num_threads() == 3
+    with ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(count, range(2))) == [3, 3]

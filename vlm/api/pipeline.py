@@ -20,6 +20,7 @@ from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.backends.devices import of_rank
+from vlm.backends.threads import take_one_thread
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.leading import Engine, LeadingEngine
@@ -73,7 +74,7 @@ class Pipeline:
         self.clock = StageClock()  # of what this process does to inputs and outputs
         self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self._encoder = EncoderCalls(self.llm, self.processor, self.capabilities)
-        self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
+        self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preprocess", take_one_thread)
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, Thread, get_ident
 
 CGROUP = Path("/sys/fs/cgroup")
 # products of a pass up to which several threads lose more by waiting for each other than they gain
@@ -17,6 +17,7 @@ SINGLE_THREAD_PRODUCTS = 2**25
 WAITING = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 WAITING_BY_USER = ("OMP_WAIT_POLICY", *WAITING)
 
+_taking_one = Lock()
 _small_passes: dict[int, int] = {}  # thread -> torch's number of threads once its small pass has ended
 
 
@@ -49,6 +50,20 @@ def num_threads() -> int:
     import torch
 
     return max(_small_passes.values(), default=0) or torch.get_num_threads()
+
+
+def take_one_thread() -> None:
+    """Lets torch compute what this thread asks for in this thread alone: the threads of a pool that had all cores each
+    would wait for each other. Others keep their number."""
+    import torch
+
+    with _taking_one:  # or the next one would begin with what this one is about to put back
+        usual = num_threads()
+        torch.set_num_threads(1)
+        # of this thread from now on, but also what new ones begin with: another one puts that back
+        other = Thread(target=torch.set_num_threads, args=(usual,))
+        other.start()
+        other.join()
 
 
 @contextlib.contextmanager
