@@ -283,8 +283,8 @@ def last_tokens(device: torch.device) -> None:
 
 
 def prompt_lookup(device: torch.device) -> None:
-    """Ragged sequences of few tokens, of which some are none of the decoder's; padding twice, and one that is full but
-    for a place, in which nothing matches."""
+    """Ragged sequences of few tokens, of which some are none of the decoder's; padding twice, and two in which nothing
+    matches, one of them full but for a place."""
     from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
 
@@ -299,6 +299,7 @@ def prompt_lookup(device: torch.device) -> None:
             "limits": _ints(7, rows + 1),
         }  # fmt: skip
         drawn["tokens"][0], drawn["lengths"][0], drawn["limits"][rows] = torch.arange(room), room - 1, 0
+        drawn["tokens"][1], drawn["lengths"][1], drawn["finish"][1], drawn["limits"][1] = 11, room // 2, 0, 6
         for state in states:
             for name, values in drawn.items():
                 getattr(state.slots if hasattr(state.slots, name) else state.drafts, name).copy_(values)

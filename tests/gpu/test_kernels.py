@@ -5,37 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernel_names import NAMES
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
-]
-NAMES = [
-    "paged_attention",
-    "packed_attention",
-    "grouped_attention",
-    "merged_attention",
-    "step_attention",
-    "prefill_attention",
-    "rotary",
-    "qk_norm",
-    "embed",
-    "last_tokens",
-    "prompt_lookup",
-    "write_slots",
-    "kv_write",
-    "add_layer_norm",
-    "add_rms_norm",
-    "activation",
-    "linear",
-    "quantized_linear",
-    "add_lora",
-    "scale_rows",
-    "w8a8",
-    "greedy",
-    "topk_logprobs",
-    "beam_search",
-    "copy_blocks",
-    "append_and_check_stop",
 ]
 
 

@@ -36,9 +36,8 @@ Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
-LAUNCH_BOUND_WORK = (
-    4 * 10**11
-)  # rows · parameters up to which one is, too: a GPU's millisecond, the host launches longer
+# rows · parameters up to which a pass is one, too: a GPU needs a millisecond, the host more to launch its kernels
+LAUNCH_BOUND_WORK = 4 * 10**11
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
@@ -266,7 +265,8 @@ class PagedRunner:
         return self.state.adapter_ids[slots.long()] if adapted else None
 
 
-def parameters_of(network: DecoderNetwork | TextNetwork) -> int:
+def parameters_of(network: TextNetwork) -> int:
+    """Counts the numbers of a network's parameters."""
     return sum(x.numel() for x in network.parameters())
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from vlm.artifacts.files import load_json
 from vlm.errors import EngineError, ImageError, InputError, listed
+from vlm.executor.memory import is_out_of_memory
 from vlm.limits import MAX_INPUT_SIDE
 from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings
 from vlm.requests.pixels import ImagePixels, pixel_values
@@ -132,7 +133,7 @@ class ImageProcessor:
         try:
             return self._transform.apply(prepared)
         except UNREADABLE as error:
-            if "allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise
             sizes = listed(_size(image.size[::-1]) for image in images)
             reason = str(error).partition("\n")[0].rstrip(".")

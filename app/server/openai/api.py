@@ -52,7 +52,9 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     ]
     texts = Texts(service, items, _answer(body, "text_completion"))
     texts.wants_logprobs = body.logprobs is not None
-    texts.echoed = _in_words(service, body.prompts) if body.echo else None
+    if body.echo:
+        _check_echo(service, body.prompts)
+        texts.echoed = body.prompts
     return await _answered(http, body, texts)
 
 
@@ -168,11 +170,10 @@ def _answer(body: Sampling, kind: str) -> Answer:
     return Answer(body.model, kind, body.request_id or uuid.uuid4().hex)
 
 
-def _in_words(service: Service, prompts: list[str | list[int]]) -> list[str | list[int]]:
-    """Returns prompts that can be echoed. Raises InputError where ids cannot be decoded."""
+def _check_echo(service: Service, prompts: list[str | list[int]]) -> None:
+    """Raises InputError for prompts of ids that cannot be decoded."""
     if service.pipeline.tokenizer is None and any(isinstance(prompt, list) for prompt in prompts):
         raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
-    return prompts
 
 
 def _joined(earlier: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:

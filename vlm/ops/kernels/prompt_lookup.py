@@ -29,23 +29,6 @@ def _at(place, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB):
 
 
 @jit
-def _best(
-    best, start, end, last, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB, WIDTH,
-    NGRAM: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Returns the larger of `best` and of WIDTH · matching tokens + place, for the places from `start` to `end`."""
-    place = start + tl.arange(0, TILE)
-    same = _at(place, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB) != -1
-    matching = tl.zeros([TILE], tl.int32)
-    for back in tl.static_range(1, NGRAM + 1):  # pyright: ignore[reportGeneralTypeIssues]
-        token = _at(last - back, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB)
-        earlier = _at(place - back, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB)
-        same = same & (earlier == token) & (token != -1)
-        matching += same.to(tl.int32)
-    return tl.maximum(best, tl.where(place < end, matching * WIDTH + place, 0))
-
-
-@jit
 def _propose(
     slots_ptr, tokens_ptr, lengths_ptr, max_lengths_ptr, finish_ptr, sources_ptr, source_lengths_ptr, limits_ptr,
     drafted_ptr, out_ptr, R, TOKENS, SOURCE, VOCAB, COUNT,
@@ -57,23 +40,24 @@ def _propose(
     tokens_ptr += slot * TOKENS
     source_ptr = sources_ptr + slot * SOURCE
     last, width = SOURCE + 1 + length, SOURCE + 1 + TOKENS
-    best = tl.zeros([TILE], tl.int32)
-    for start in range(0, source_length, TILE):
-        best = _best(
-            best, start, source_length, last, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB, width,
-            NGRAM, TILE,
-        )  # fmt: skip
-    for start in range(SOURCE + 1, last, TILE):
-        best = _best(
-            best, start, last, last, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB, width, NGRAM, TILE
-        )
+    best = tl.zeros([TILE], tl.int32)  # of each column width · matching tokens + place; 0: nothing matches
+    for start in range(0, last, TILE):
+        place = start + tl.arange(0, TILE)
+        same = _at(place, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB) != -1
+        matching = tl.zeros([TILE], tl.int32)
+        for back in tl.static_range(1, NGRAM + 1):  # pyright: ignore[reportGeneralTypeIssues]
+            token = _at(last - back, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB)
+            earlier = _at(place - back, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB)
+            same = same & (earlier == token) & (token != -1)
+            matching += same.to(tl.int32)
+        best = tl.maximum(best, tl.where(matching > 0, matching * width + place, 0))
     most_matching = tl.max(best)  # the longest, then the latest
     place, ahead = most_matching % width, tl.arange(0, AHEAD)
     following = place + ahead % tl.maximum(last - place, 1)
     token = _at(following, tokens_ptr, length, source_ptr, source_length, SOURCE, VOCAB)
     most = tl.minimum(tl.load(limits_ptr + slot), tl.load(max_lengths_ptr + slot) - length - 1)
-    is_allowed = (most_matching >= width) & (ahead < tl.minimum(most, COUNT))
-    is_allowed &= tl.load(finish_ptr + slot) == RUNNING
+    is_allowed = (ahead < tl.minimum(most, COUNT)) & (tl.load(finish_ptr + slot) == RUNNING)
+    is_allowed &= most_matching > 0  # pyright: ignore[reportOperatorIssue]
     is_end = (~(is_allowed & (token != -1))).to(tl.int32)
     is_proposed = tl.cumsum(is_end, 0) == 0
     tl.store(out_ptr + ahead * R + row, tl.where(is_proposed, token, -1), mask=ahead < COUNT)
