@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import threading
@@ -25,6 +26,9 @@ dist: Any = torch.distributed  # which exports its groups' types to no checker
 TIMEOUT = timedelta(minutes=5)  # of connecting, and of waiting for each other amid a step
 IDLE = timedelta(days=365)  # a server's ranks wait for its next request
 ABORT_TIMEOUT = 10.0  # seconds for the end of connections, which the end of the process ends, too
+# what NCCL's groups look into the store for every second: whether another rank tells its last calls. It has gone by the
+# time that groups end, and each would wait for it for minutes
+LOOKS_IN_STORE = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 GONE = "another rank has ended or cannot be reached, so this one cannot go on; start all of them again."
 
 
@@ -154,6 +158,7 @@ def _group(
         return OneRank()
     if device.type != "cuda":
         return Recorded(ProcessGroup(_gloo(store, place, size, local=local), size, device))
+    os.environ[LOOKS_IN_STORE] = "0"
     group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
     group.eager_connect_single_device(device)  # pairs use the connection of the group
     return Recorded(ProcessGroup(group, size, device, peers))
