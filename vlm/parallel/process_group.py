@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
 import warnings
@@ -18,6 +17,7 @@ from torch import Tensor
 from vlm.errors import EngineError, VlmWarning
 from vlm.parallel.collectives import Collectives, OneRank, Ranks
 from vlm.parallel.mapping import Mapping, Shard
+from vlm.parallel.messages import packed, unpacked
 from vlm.parallel.peer_memory import PeerMemory
 from vlm.parallel.recording import Recorded
 from vlm.parallel.stages import Stages
@@ -94,11 +94,11 @@ class ProcessHosts:
         return int(values)
 
     def broadcast(self, value: Any = None) -> Any:
-        content = pickle.dumps(value) if self.rank == 0 else b""
+        content = packed(value) if self.rank == 0 else b""
         [length] = self._broadcast(torch.tensor([len(content)])).tolist()
-        buffer = bytearray(content) if self.rank == 0 else bytearray(length)
-        values = torch.frombuffer(buffer, dtype=torch.uint8)
-        return pickle.loads(self._broadcast(values).numpy().tobytes())  # from a process of our own
+        values = torch.frombuffer(content if self.rank == 0 else bytearray(length), dtype=torch.uint8)
+        received = self._broadcast(values).numpy().data
+        return value if self.rank == 0 else unpacked(received)
 
     def abort(self) -> None:
         self._is_broken = True
