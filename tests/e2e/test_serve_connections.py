@@ -223,7 +223,8 @@ def test_who_waits_gives_way_to_who_comes(hasty):
     with contextlib.ExitStack() as stack:
         half = [stack.enter_context(connected(hasty, b"GET /health HTTP/1.1\r\n")) for _ in range(8)]
         assert all(alive(hasty) for _ in range(3))
-        assert sum(heard(connection) == b"" for connection in half) >= 4
+        told = [heard(connection) for connection in half]
+        assert sum(answers(text) == [503] and "as many connections" in sentence(text) for text in told) >= 4
 
 
 def test_half_a_body_gives_way_last_and_is_told():
@@ -232,12 +233,25 @@ def test_half_a_body_gives_way_last_and_is_told():
         assert answers(upload.recv(2**16)) == [100]
         with connected(small) as silent:
             assert alive(small)  # in the place of who has said nothing
-            assert heard(silent) == b""
+            assert answers(heard(silent)) == [503]
         with connected(small, start) as another:
             assert answers(another.recv(2**16)) == [100]
             assert alive(small)  # in the place of who has begun first
             text = heard(upload)
             assert answers(text) == [503] and "as many connections" in sentence(text)
+
+
+def test_of_more_than_fit_at_once_each_hears_an_answer(hasty):
+    """Their requests lie unread where they are refused: a connection that is closed then is reset, and says nothing."""
+    body = b"Content-Length: 20000\r\n\r\n[" + b" " * 19_998 + b"]"
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(connected(hasty)) for _ in range(100)]
+        for connection in many:
+            with contextlib.suppress(ConnectionError):  # who was refused before may have gone
+                connection.sendall(START + JSON_TYPE + body)
+        told = [answers(heard(connection)) for connection in many]
+    assert all(codes in ([503], [400], [422]) for codes in told), told
+    assert [503] in told and alive(hasty)
 
 
 def test_who_is_worked_for_does_not_give_way(hasty):

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm_app.server.core.config import ConnectionLimits
 from vlm_app.server.core.errors import response
+from vlm_app.server.http.farewell import Farewells
 
 MAX_HEADER_BYTES = 16 * 2**10  # of the request line and all headers; a name or a value has no limit of its own
 END_OF_HEAD = re.compile(rb"\n\r?\n")  # as h11 has it
@@ -67,8 +68,9 @@ class Connection(H11Protocol):
     """uvicorn's, with deadlines. They are counted in ticks of the event loop, so that no client pays for the time in
     which the server itself was busy."""
 
-    def __init__(self, limits: ConnectionLimits, **uvicorns: Any):
+    def __init__(self, limits: ConnectionLimits, farewells: Farewells, **uvicorns: Any):
         super().__init__(**uvicorns)
+        self._farewells = farewells
         self.logger = LOGGER
         self.app = self._until_gone(self.app)
         self._limits = limits
@@ -169,11 +171,15 @@ class Connection(H11Protocol):
 
     # --- the ways to end ---
     def refuse(self, status: int, sentence: str) -> None:
-        """Answers what has no answer yet, and closes."""
+        """Answers what has no answer yet, and ends the connection once that is read."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(answer(status, sentence, self._line))
-        self._leave()
-        self.transport.close()
+        if self._farewells.say(self.transport):
+            self._unset_keepalive_if_required()
+            self.connection_lost(ConnectionAbortedError())  # as far as anybody here is concerned
+        else:
+            self._leave()
+            self.transport.close()
 
     def _reset(self) -> None:
         """Drops what is unsent, the kernel's share too."""
@@ -187,10 +193,12 @@ class Connection(H11Protocol):
             super().shutdown()
 
     def cut_off(self, sentence: str) -> None:
-        """Ends it now; who has been promised an answer gets a sentence. Half an answer ends so that nobody takes it for
-        a whole one."""
-        if self.stage < Stage.BODY:
+        """Ends it now; who may have asked, or has been promised an answer, gets a sentence. Half an answer ends so that
+        nobody takes it for a whole one."""
+        if self.stage is Stage.IDLE:
             self.transport.abort()
+        elif self.stage is Stage.HEADERS:
+            self.refuse(503, sentence)
         elif self.cycle.response_started:
             self._leave()
             self.transport.abort()
