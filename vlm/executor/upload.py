@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -42,5 +43,13 @@ def upload_stacked(tensors: list[Tensor], device: torch.device) -> Tensor:
     result, coming = torch.empty((len(tensors), *first.shape), dtype=first.dtype, device=device), iter(tensors)
     for place in result.split(size):
         pinned = torch.empty(place.shape, dtype=first.dtype, pin_memory=True)
-        place.copy_(torch.stack([*itertools.islice(coming, len(place))], out=pinned), non_blocking=True)
+        stack_into(pinned, itertools.islice(coming, len(place)))
+        place.copy_(pinned, non_blocking=True)
     return result
+
+
+def stack_into(out: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Copies tensors of the host into the rows of `out`, by one thread: where cores are busy torch's wait for each
+    other, thirty times as long as one takes."""
+    for row, tensor in zip(out.numpy(), tensors, strict=True):
+        np.copyto(row, tensor.numpy())

@@ -13,8 +13,8 @@ MOST = 128  # at once, each of which is a file; beyond them connections are clos
 class Farewells:
     """The connections of a server that have had their last answer.
 
-    A connection that is closed with bytes that nobody has read is reset, and a reset takes the answer from a client that
-    has not read it yet. So what still comes is read, and nothing is done with it, until the client closes.
+    A connection that is closed while bytes still come is reset, and who cannot send any further reads no answer. So
+    what comes is read, and nothing is done with it, until the client closes.
     """
 
     _ending: set[_Farewell] = field(default_factory=set)
