@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.packing import batched, batched_by_tokens
+from vlm.executor.upload import upload_stacked
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.patches import PatchedVisionConfig, pack
@@ -71,4 +72,5 @@ class PatchEncoder:
 
     def _values(self, image: Image) -> Tensor:
         """Returns pixel values on the device: levels, a quarter of the bytes, are normalized there."""
-        return pixel_values(image.pixels.to(self.device, non_blocking=True), image.normalization).to(self.dtype)
+        [pixels] = upload_stacked([image.pixels], self.device)
+        return pixel_values(pixels, image.normalization).to(self.dtype)

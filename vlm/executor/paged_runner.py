@@ -17,6 +17,7 @@ from torch import Tensor
 from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.launch_bound import LaunchBound
 from vlm.executor.micro_batches import micro_batches, split_prefills
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required
 from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
@@ -36,8 +37,6 @@ Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
-# rows · parameters up to which a pass is one, too: a GPU needs a millisecond, the host more to launch its kernels
-LAUNCH_BOUND_WORK = 4 * 10**11
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
@@ -65,8 +64,8 @@ class PagedRunner:
         self.num_stages = num_stages
         self._threads = num_threads()
         self._parameters = parameters_of(decoder)
-        self._prompt_rows = launch_bound_rows(self._parameters, LAUNCH_BOUND_PREFILL)
-        self._text_rows = launch_bound_rows(parameters_of(encoder), LAUNCH_BOUND_ROWS) if encoder else 0
+        self._prefill_graphs = LaunchBound.of(self._parameters, LAUNCH_BOUND_PREFILL)
+        self._text_graphs = LaunchBound.of(parameters_of(encoder) if encoder else 0, LAUNCH_BOUND_ROWS)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
@@ -87,7 +86,7 @@ class PagedRunner:
         prefill = partial(self._prefill, adapted=adapted)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
-        elif self.graphs is None or packed_chunks.num_rows > self._prompt_rows:
+        elif self.graphs is None or packed_chunks.num_rows not in self._prefill_graphs:
             prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
             inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
@@ -120,7 +119,7 @@ class PagedRunner:
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)
-        if self.graphs is None or texts.num_rows > self._text_rows:
+        if self.graphs is None or texts.num_rows not in self._text_graphs:
             encode(texts.to_device(self.device), prompt_embeds)
         else:
             inputs = texts.to_device(self.device, self.state.padding_slot)
@@ -268,11 +267,6 @@ class PagedRunner:
 def parameters_of(network: TextNetwork) -> int:
     """Counts the numbers of a network's parameters."""
     return sum(x.numel() for x in network.parameters())
-
-
-def launch_bound_rows(parameters: int, least: int) -> int:
-    """Returns the rows up to which a pass of so many parameters is over before the host has launched its kernels."""
-    return max(least, LAUNCH_BOUND_WORK // max(1, parameters))
 
 
 def _replay(
