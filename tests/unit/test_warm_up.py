@@ -7,6 +7,7 @@ import torch
 
 import vlm
 from tests.server_kit import EXAMPLES, is_empty
+from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
 
@@ -29,15 +30,31 @@ def launched(pipeline, monkeypatch) -> set[tuple[int, bool, int]]:
     return seen
 
 
+def made_up(monkeypatch) -> list[dict]:
+    """Returns the inputs that are made up, as they come."""
+    met, request = [], Pipeline.request
+    noted = lambda self, source, **more: met.append(source) or request(self, source, **more)  # noqa: E731
+    monkeypatch.setattr(Pipeline, "request", noted)
+    return met
+
+
 def test_no_two_made_up_inputs_are_alike(monkeypatch):
     """Else a later size would find its images and prompts kept, and warm up nothing of what reads them."""
-    pipeline, met = vlm.load("mini-llava", device="cpu", max_batch_size=3), []
-    request = pipeline.request
-    monkeypatch.setattr(pipeline, "request", lambda source, **more: met.append(source) or request(source, **more))
+    pipeline, met = vlm.load("mini-llava", device="cpu", max_batch_size=3), made_up(monkeypatch)
     warm_up(pipeline)
     assert len(met) == 2 * (1 + 2 + 3)
     assert len({source["pixel_values"].sum().item() for source in met}) == len(met)
     assert len({source["prompt"] for source in met}) == len(met)
+
+
+@pytest.mark.parametrize(("model", "most"), [("mini-llava", 2), ("mini-t5", 3)])
+def test_images_are_made_for_one_pass_alone(monkeypatch, model, most):
+    """A server of 256 at once would make up thousands of them."""
+    runtime = RuntimeConfig(device="cpu", max_batch_size=3, max_encoder_batch_size=2)
+    pipeline, met = vlm.load(model, runtime=runtime), made_up(monkeypatch)
+    seen = launched(pipeline, monkeypatch)
+    warm_up(pipeline)
+    assert len(met) == 2 * (1 + 2 + most) and {size for size, _, _ in seen} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("model", ["mini-t5", "mini-llava", pytest.param("mini-nougat", marks=pytest.mark.slow)])

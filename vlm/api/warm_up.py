@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from vlm.api.pipeline import Pipeline
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.errors import InputError
+from vlm.requests.request import Request
 
 LENGTH = 32  # tokens of a made-up text
 LENGTHS = {"max_new_tokens": 2, "ignore_eos": True}
@@ -38,22 +39,29 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
         if progress:
             progress("Warming up", count, len(sizes))
         for sampling in ways:
-            if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
+            if not _run(pipeline, size, numbers, sampling):
                 return
     pipeline.free_cached_memory()
 
 
-def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
+def _run(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any]) -> bool:
     """Says False where the device has no memory for so many."""
     loop, ids = pipeline.loop, []
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
-        for source in sources:
-            ids += loop.add([pipeline.request(source, **LENGTHS, **sampling)])
+        ids = loop.add(_requests(pipeline, size, numbers, sampling))
     while loop.has_work:
         if any(update.completion is not None and update.completion.out_of_memory for update in loop.step()):
             loop.clear(ids)
             return False
     return True
+
+
+def _requests(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any]) -> list[Request]:
+    """Returns so many requests; those with images repeat as many as are encoded in one pass: to make an image and its
+    hash takes milliseconds."""
+    several = min(size, pipeline.llm.executor.encoders.max_encoder_batch_size) if pipeline.processor.vision else size
+    made = [pipeline.request(_made_up(pipeline, next(numbers)), **LENGTHS, **sampling) for _ in range(several)]
+    return list(itertools.islice(itertools.cycle(made), size))
 
 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
