@@ -79,10 +79,10 @@ COMMANDS = (
      "ocr --arch nougat-base --random-weights --kinds png,jpeg --documents 64 --pages-per-document 8 "
      "--batch-size 128 --tokens 1000 --repeats 1"),
     ("serve-mini-llava-2-replicas", 90,
-     "serve --model mini-llava --images 1 --request-rate inf --num-prompts 1000 --output-len 64 "
+     "serve --model mini-llava --images 1 --request-rate inf --max-concurrency 240 --num-prompts 1500 --output-len 200 "
      "-- --devices cuda:0,cuda:1"),
     ("serve-mini-llava-1-replica", 90,
-     "serve --model mini-llava --images 1 --request-rate inf --num-prompts 1000 --output-len 64 "
+     "serve --model mini-llava --images 1 --request-rate inf --max-concurrency 240 --num-prompts 1500 --output-len 200 "
      "-- --devices cuda:0"),
     ("nllb-200-600m-text", 80,
      "text --arch nllb-200-600m --random-weights --dtype bfloat16 --batch-size 1;128 "
