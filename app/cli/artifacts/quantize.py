@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +9,8 @@ import typer
 
 from vlm.quantize.config import QuantizeConfig
 from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.display.result_file import check_writable, write_result
 from vlm_app.cli.errors import command, print_error
-from vlm_app.cli.evaluation.bench_output import check_writable
 from vlm_app.cli.options.common import MODEL_HELP
 from vlm_app.cli.options.groups import LOADING, Group, takes
 from vlm_app.cli.options.texts import Framing
@@ -69,7 +68,7 @@ def quantize(
       vlm quantize google/flan-t5-xl -o flan.sq --format smoothquant --alpha 0.5 --calibrate texts.jsonl --samples 512
       vlm quantize ./my-bart -o bart.fp8 --format fp8 --static-activations --calibrate texts.txt --ignore head
     """
-    check_writable(report)
+    check_writable(report, "--report")
     from vlm_app.quantize.job import QuantizeJob
 
     with Progress() as progress:
@@ -79,8 +78,7 @@ def quantize(
         )  # fmt: skip
         result = job.run()
     _print(result)
-    if report is not None:
-        report.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_result(result, report, "--report")
     print(out)
 
 

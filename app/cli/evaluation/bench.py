@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +15,9 @@ from vlm_app.bench.config import LatencyConfig, PromptBenchConfig, SubjectConfig
 from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.serving.config import ServeBenchConfig
 from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.display.result_file import check_writable, write_result
 from vlm_app.cli.errors import command
-from vlm_app.cli.evaluation.bench_output import check_writable, print_csv, print_table
+from vlm_app.cli.evaluation.bench_output import print_csv, print_table
 from vlm_app.cli.options.groups import Group, GroupedCommand, takes
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print tables of results.")
@@ -192,6 +192,5 @@ def _measure(kind: str, config: SubjectConfig, out: Path | None, as_csv: bool = 
 
 
 def _write(result: dict[str, Any], out: Path | None, *, as_csv: bool) -> None:
-    if out is not None:
-        out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     (print_csv if as_csv else print_table)(result)
+    write_result(result, out)

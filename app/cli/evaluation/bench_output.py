@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
-
-from vlm.errors import InputError
-
-
-def check_writable(out: Path | None) -> None:
-    """Raises InputError for a file that cannot be written, before minutes are spent."""
-    if out is None:
-        return
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("a").close()
-    except OSError as error:
-        raise InputError(f"--json {out} cannot be written: {error.strerror}.") from None
 
 
 def print_table(result: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +14,8 @@ from vlm.errors import InputError
 from vlm.options import check_limits, option, same_option
 from vlm.ranges import Range, at_least
 from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.display.result_file import check_writable, write_result
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
-from vlm_app.cli.evaluation.bench_output import check_writable
 from vlm_app.cli.evaluation.eval_pages_output import print_score
 from vlm_app.cli.inference.ocr import OCR_LOADING
 from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP
@@ -85,8 +84,7 @@ def pages(
     readings = read_texts(entries, scoring.texts) if scoring.texts else _read(entries, model, scoring, options)
     score = Score(str(scoring.texts or model), judged(entries, readings), readings)
     print_score(score, most=scoring.show_failures)
-    if out is not None:
-        out.write_text(json.dumps(score.record(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_result(score.record(), out)
     if scoring.min_pass_rate is not None and score.whole.percent < scoring.min_pass_rate:
         print_error(f"the pass rate {score.whole.percent:.2f} is below {scoring.min_pass_rate:g}.")
         raise typer.Exit(PARTLY_FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from vlm.errors import InputError
 from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.display.result_file import write_result
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.evaluation.scoring import Scoring
 from vlm_app.cli.options import decoding
@@ -96,8 +96,7 @@ def texts(
     result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]
     _print(result)
-    if out is not None:
-        _write(out, result)
+    write_result(result, out)
     _judge(result["vlm"]["scores"], scoring.thresholds)
 
 
@@ -187,13 +186,6 @@ def _table(result: dict[str, Any]) -> Table:
     for name, label in (("texts_per_s", "texts/s, once"), ("tokens_per_s", "tokens/s, once")):
         table.add_row(label, *(f"{system[name]:.1f}" for system in systems.values()))
     return table
-
-
-def _write(out: Path, result: dict[str, Any]) -> None:
-    try:
-        out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json {out} cannot be written: {error.strerror}.") from None
 
 
 def _judge(scores: dict[str, float], thresholds: dict[str, float | None]) -> None:
