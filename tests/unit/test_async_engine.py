@@ -11,9 +11,11 @@ import pytest
 import vlm
 from tests.server_kit import is_empty, until
 from vlm.api.async_pipeline import AsyncPipeline
+from vlm.engine.async_call import AsyncCall
 from vlm.engine.fair_lock import FairLock
 from vlm.errors import EngineError, LimitError
 from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.requests.token_update import TokenUpdate
 
 TEXT = "translate English to German: The old ship is small."
 
@@ -46,6 +48,42 @@ def test_updates_add_up_to_the_output(t5):
     assert all(len(update.top_logprobs) == len(update.token_ids) for update in updates)
     assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
     assert updates[-1].completion.token_ids == expected.token_ids
+
+
+def test_who_is_behind_is_told_in_one_piece(t5):
+    """Two requests of one call, whose steps all end before anybody asks what they brought."""
+
+    async def ask():
+        async with running(t5) as model:
+            requests = [await model.request({"text": text}, [], top_logprobs=2) for text in (TEXT, TEXT + " Go.")]
+            updates = model.engine.generate(requests)
+            told = [await anext(updates)]
+            await asyncio.to_thread(until, lambda: is_empty(t5))
+            return told + [update async for update in updates]
+
+    updates = asyncio.run(ask())
+    assert len(updates) <= 4  # what was there at the first time, and the rest of each
+    for index, text in enumerate((TEXT, TEXT + " Go.")):
+        own, expected = [update for number, update in updates if number == index], t5.generate(text=text)
+        assert [token for update in own for token in update.token_ids] == expected.token_ids
+        assert sum(len(update.logprobs) for update in own) == sum(len(update.top_logprobs) for update in own)
+        assert own[-1].completion.token_ids == expected.token_ids
+
+
+def test_an_exception_comes_after_what_came_before_it():
+    update = TokenUpdate(7, (1,), (-0.5,), (), 1.0, None)
+
+    async def ask():
+        call = AsyncCall(indices={7: 0})
+        for each in (update, update._replace(token_ids=(2, 3), logprobs=(-1.0, -2.0), time=2.0)):
+            call.results.put_nowait(call.result_of(each))
+        call.results.put_nowait(EngineError("it has stopped."))
+        told = await call.updates()
+        with pytest.raises(EngineError, match="stopped"):
+            await call.updates()
+        return told
+
+    assert asyncio.run(ask()) == {0: TokenUpdate(7, (1, 2, 3), (-0.5, -1.0, -2.0), (), 2.0, None)}
 
 
 def test_what_cannot_be_held_is_told_its_caller_and_nobody_else(t5):

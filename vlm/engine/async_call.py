@@ -28,6 +28,19 @@ class AsyncCall:
             raise result
         return result
 
+    async def updates(self) -> dict[int, TokenUpdate]:
+        """Returns what has come since the last call, of each request in one piece: who is behind is not told step by
+        step. Raises a result that is an Exception, after those before it."""
+        index, update = await self.result()
+        updates = {index: update}
+        while not self.results.empty():
+            if isinstance(result := self.results.get_nowait(), Exception):
+                self.results.put_nowait(result)
+                break
+            index, update = result
+            updates[index] = updates[index].followed_by(update) if index in updates else update
+        return updates
+
     def result_of(self, update: TokenUpdate) -> tuple[int, TokenUpdate] | Exception:
         if update.completion is not None and update.completion.out_of_memory:
             return OutOfMemoryError(FULL)

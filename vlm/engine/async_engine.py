@@ -64,7 +64,7 @@ class AsyncEngine:
         self._watching.cancel()
 
     async def generate(self, requests: list[Request]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
-        """Yields (index of the request, what a step brought for it) as it comes; leaving the iteration early aborts the
+        """Yields (index of the request, what steps brought for it) as it comes; leaving the iteration early aborts the
         rest.
 
         Raises LimitError and InputError for what the engine cannot hold, EngineError when it has broken.
@@ -73,9 +73,9 @@ class AsyncEngine:
         with self._submitted(call, partial(self._add, call)):
             try:
                 while num_unfinished:
-                    index, update = await call.result()
-                    num_unfinished -= update.finished
-                    yield index, update
+                    for index, update in (await call.updates()).items():
+                        num_unfinished -= update.finished
+                        yield index, update
             finally:
                 if num_unfinished:
                     self._commands.put(partial(self._abort, call))

@@ -60,3 +60,11 @@ class TokenUpdate(NamedTuple):
     def finished(self) -> bool:
         """Says whether this is the request's last update."""
         return self.completion is not None
+
+    def followed_by(self, later: TokenUpdate) -> TokenUpdate:
+        """Returns both as one update of the request."""
+        return later._replace(
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
+            top_logprobs=self.top_logprobs + later.top_logprobs,
+        )
