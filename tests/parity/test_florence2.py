@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from transformers import CLIPImageProcessor
+from transformers.image_processing_utils import get_size_dict
 
 from tests import florence_kit, tiny
 from tests import published_kit as kit
@@ -249,3 +250,10 @@ def test_what_cannot_be_run_is_refused_by_name(changes, says):
     config["vision_config"] |= changes
     with pytest.raises(ConfigError, match=says):
         parse(config | {"image_processor_size": tiny.FLORENCE_SIZE})
+
+
+@pytest.mark.parametrize("size", [tiny.FLORENCE_SIZE, list(tiny.FLORENCE_SIZE.values()), 40], ids=str)
+def test_the_size_of_images_in_each_form_of_a_processors_settings(size):
+    config = florence_kit.remote_config(florence_kit.florence2().config.to_dict())
+    theirs = get_size_dict(size, default_to_square=True)
+    assert parse(config | {"image_processor_size": size}).image_size == (theirs["height"], theirs["width"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image as Picture
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen2VLImageProcessor
 
 from tests import qwen_kit, tiny
 from tests.engines import engine_dir
@@ -283,6 +284,33 @@ def test_slivers_and_videos_are_refused(published):
         pipe.generate({"messages": video})
 
 
+def _images_of(settings: dict, folder):
+    from visual_engines.families.qwen_vl import QWEN_IMAGES
+
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", **settings}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return ImageProcessor.from_dir(folder, (QWEN_IMAGES,))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"patch_size": 16, "merge_size": 3, "temporal_patch_size": 1}], ids=str)
+def test_images_that_are_not_scaled(sizes, tmp_path):
+    """Equal to the class's where it can divide a picture; else one sentence says what it takes."""
+    images = _images_of({"do_resize": False, **sizes}, tmp_path)
+    theirs = Qwen2VLImageProcessor.from_pretrained(tmp_path)
+    square = theirs.patch_size * theirs.merge_size
+    noise = np.random.default_rng(0).integers(0, 256, (2 * square, 3 * square, 3), np.uint8)
+    found, expected = images([Picture.fromarray(noise)]), theirs([Picture.fromarray(noise)], return_tensors="pt")
+    patches = in_patches(found, side=theirs.patch_size, merge=theirs.merge_size, frames=theirs.temporal_patch_size)
+    assert torch.equal(patches["pixel_values"], expected["pixel_values"])
+    with pytest.raises(ImageError, match=rf"is 100 × 90 pixels; .*do_resize: false\) .* multiples of {square}: scale"):
+        images([Picture.new("RGB", (100, 90))])
+
+
+def test_a_size_that_is_no_number(tmp_path):
+    with pytest.raises(EngineError, match=r"preprocessor_config\.json does not fit Qwen2VLImageProcessor: "):
+        _images_of({"patch_size": "14"}, tmp_path)
+
+
 LARGE = {
     "min_pixels": {"min_pixels": 10**12},
     "max_pixels": {"max_pixels": 10**9},
@@ -293,12 +321,8 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_settings_that_scale_beyond_all_bounds(name, tmp_path):
-    from visual_engines.families.qwen_vl import QWEN_IMAGES
-
-    settings = {"image_processor_type": "Qwen2VLImageProcessor", **LARGE[name]}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(EngineError, match=rf"scales images to more than 4,096 pixels a side \({name}\)"):
-        ImageProcessor.from_dir(tmp_path, (QWEN_IMAGES,))
+        _images_of(LARGE[name], tmp_path)
 
 
 @pytest.mark.parametrize(

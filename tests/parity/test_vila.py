@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -202,12 +203,21 @@ def test_pictures_are_pressed_or_padded_into_the_square(tmp_path):
 def test_what_cannot_be_run_is_named(tmp_path, monkeypatch):
     model = Vila(True, "mlp_downsample", seed=1)
     for number, (name, value) in enumerate((("s2", True), ("image_aspect_ratio", "anyres"),
-                                            ("mm_vision_select_feature", "patch"))):  # fmt: skip
+                                            ("mm_vision_select_feature", "patch"), ("mm_vision_select_layer", None),
+                                            ("mm_vision_select_layer", [-2, -1]))):  # fmt: skip
         folder = model.write(tmp_path / str(number))
         config = json.loads((folder / "config.json").read_text()) | {name: value}
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(ConfigError, match=name):
             convert_folder(folder, tmp_path / "out")
+    for number, part in enumerate((
+        ("llm", "model_type", "gemma"), ("mm_projector", "mm_projector_type", None),
+        ("vision_tower", "image_size", -20), ("vision_tower", "patch_size", []),
+    )):  # fmt: skip
+        file = model.write(tmp_path / f"part {number}") / part[0] / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {part[1]: part[2]}))
+        with pytest.raises(ConfigError, match=rf"cannot be run exactly: {part[1]} is {re.escape(repr(part[2]))}, "):
+            convert_folder(file.parent.parent, tmp_path / "out")
     folder = model.write(tmp_path / "unknown")
     (folder / "mm_projector" / "config.json").write_text('{"mm_projector_type": "resampler"}')
     with pytest.raises(ConfigError, match="mm_projector_type is 'resampler'"):

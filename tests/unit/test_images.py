@@ -337,6 +337,15 @@ def test_a_page_becomes_the_bits_that_transformers_class_makes_of_it(settings):
             assert torch.equal(ours([picture]), theirs(picture, return_tensors="pt")["pixel_values"])
 
 
+@pytest.mark.parametrize("settings", [{}, {"resample": 3}, {"do_normalize": False}], ids=str)
+def test_a_page_that_lies_across_its_frame_is_turned(settings):
+    settings = {"size": {"height": 90, "width": 60}, "do_align_long_axis": True} | settings
+    noise = np.random.default_rng(0).integers(0, 256, (180, 260, 3), np.uint8)
+    found = ImageProcessor(NOUGAT_IMAGES, settings)([Image.fromarray(noise)])
+    upright = Image.fromarray(np.rot90(noise, 3).copy())
+    assert torch.equal(found, NougatImageProcessor(**settings)(upright, return_tensors="pt")["pixel_values"])
+
+
 def test_a_picture_of_the_caller_is_copied():
     own = Image.new("RGB", (4, 3), "white")
     load_image(own).putpixel((0, 0), (0, 0, 0))

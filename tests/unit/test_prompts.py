@@ -115,6 +115,18 @@ def test_a_tokenizer_that_does_not_know_the_placeholder(tmp_path):
     assert ours.of_prompt("is this?", 2) == "<image><image>is this?", "no template: images come first"
 
 
+@pytest.mark.parametrize("images", ["inline", "first"])
+@pytest.mark.parametrize("placeholder", [(), ("<image>",)])
+def test_tokens_that_the_model_has_not_learned_are_no_rows_of_an_image(placeholder, images, tmp_path):
+    """Tokenizers may have more tokens than a model rows, the placeholder among them."""
+    fast("<mark>", *placeholder).save_pretrained(tmp_path)
+    form, vocab_size = ChatFormat(images=images), len(WORDS)
+    ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, vocab_size)
+    assert set(range(vocab_size, vocab_size + 4)) < set(ours.ids("what <image> is", [4]))
+    with pytest.raises(InputError, match=r"a token of the tokenizer, id 18, .* vocabulary of 18; leave it out\."):
+        ours.ids("what <image> <mark>", [4])
+
+
 def test_templates_that_have_a_placeholder_of_their_own(tmp_path):
     """Of the folder or the family, and in a text that is taken as it is."""
     fast().save_pretrained(tmp_path)

@@ -42,6 +42,7 @@ _LARGE = {
     "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
     "num_attention_heads": 16, "patch_size": 14,
 }  # fmt: skip
+DECODERS = {"llava": "llama", "llava_llama": "llama", "llava_mistral": "mistral"}  # of a checkpoint in one file
 # towers that a checkpoint may hold without a description
 KNOWN_TOWERS = {
     "openai/clip-vit-large-patch14": _LARGE | {"image_size": 224},
@@ -152,7 +153,9 @@ def _language(root: HFFolder) -> Mapping[str, Tensor]:
 
 
 def _decoder(config: dict[str, Any]) -> dict[str, Any]:
-    return config | {"model_type": "mistral" if "mistral" in str(config.get("model_type")) else "llama"}
+    """Returns a language model's configuration under the model_type that it has in Hugging Face's."""
+    kind = config.get("model_type", "llama")
+    return config | {"model_type": DECODERS.get(str(kind), kind)}
 
 
 def _as_llava(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

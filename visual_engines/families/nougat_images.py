@@ -52,8 +52,8 @@ class PageProcessor:
     def _processed(self, picture: np.ndarray) -> Tensor:
         frame = self.size["height"], self.size["width"]
         page = _levels(_cropped(picture) if self.do_crop_margin else picture)
-        if self.do_align_long_axis and (frame[0] - frame[1]) * (page.shape[2] - page.shape[3]) < 0:
-            page = page.rot90(3, dims=(2, 3))
+        if self.do_align_long_axis:
+            page = _aligned(page, frame)
         if self.do_resize:
             page = _resized(page, _with_short_side(page, min(frame)), "bilinear")
         if self.do_thumbnail:
@@ -88,6 +88,9 @@ def _by_transformers(settings: Settings) -> Transform:
         def crop_margin(self, image: Tensor, gray_threshold: int = THRESHOLD) -> Tensor:
             return _levels(_cropped(image.permute(1, 2, 0).contiguous().numpy()))[0]
 
+        def align_long_axis(self, image: Tensor, size: Any) -> Tensor:  # the class's own turns colors into rows
+            return _aligned(image, (size.height, size.width))
+
     return transform_by(Processor, settings)
 
 
@@ -102,6 +105,12 @@ def _cropped(picture: np.ndarray) -> np.ndarray:
     """Cuts the margin off; keeps it where nothing but a sliver would be left, which cannot be scaled to the frame."""
     box = content_box(picture)
     return picture if box is None or is_sliver(*picture[box].shape[:2]) else picture[box]
+
+
+def _aligned(page: Tensor, frame: tuple[int, int]) -> Tensor:
+    """Turns pages whose longer side is not the frame's."""
+    lies_across = (frame[0] - frame[1]) * (page.shape[2] - page.shape[3]) < 0
+    return page.rot90(3, dims=(2, 3)) if lies_across else page
 
 
 def _with_short_side(page: Tensor, side: int) -> tuple[int, int]:

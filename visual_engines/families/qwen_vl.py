@@ -43,6 +43,7 @@ PAGE_PROMPTS = {
         "9/22</page_number>. Prefer using ☐ and ☑ for check boxes."
     ),
 }
+SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}  # where the settings do not say
 SLIMMEST = 200  # longest side over shortest that its processor takes
 LEAST_PIXELS = 56 * 56  # as published; the class itself has fewer at most
 
@@ -55,21 +56,37 @@ def _load(name: str, settings: Settings) -> Transform:
     """Returns what transformers' class does with one image, its patches put together again."""
     import transformers
 
-    return transform_by(getattr(transformers, name), settings, _pixels)
+    return transform_by(getattr(transformers, name), settings, _pixels, square=_square(settings))
+
+
+def _square(settings: Settings) -> int:
+    """Returns the pixels a side of what becomes one row of the language model."""
+    return _size(settings, "patch_size") * _size(settings, "merge_size")
+
+
+def _size(settings: Settings, name: str) -> int:
+    return settings.get(name) or SIZES[name]
 
 
 def _pixels(processed: Mapping[str, Any], settings: Settings) -> Tensor:
     """Patches [rows · columns, C · frames · side²], square by square -> [1, C, H, W], the first of the frames"""
-    sizes = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
-    side, frames, merge = (settings.get(key) or default for key, default in sizes.items())
+    side, frames, merge = (_size(settings, name) for name in SIZES)
     [[_, rows, columns]] = processed["image_grid_thw"].tolist()
     patches = processed["pixel_values"].view(rows // merge, columns // merge, merge, merge, -1, frames, side, side)
     return patches[..., 0, :, :].permute(4, 0, 2, 5, 1, 3, 6).reshape(1, -1, rows * side, columns * side)
 
 
 def _checked(image: Image.Image, settings: Settings) -> Image.Image:
-    """Raises ImageError for an image that is slimmer than the processor takes."""
+    """Raises ImageError for an image that the processor does not take: a slim one, and one that it does not scale and
+    cannot divide."""
     sides = image.size
+    if not settings.get("do_resize", True):
+        if any(side % _square(settings) for side in sides):
+            raise ImageError(
+                f"an image is {sides[0]} × {sides[1]} pixels; this model's preprocessor_config.json scales none"
+                f" (do_resize: false) and takes sides that are multiples of {_square(settings)}: scale or crop it."
+            )
+        return image
     if max(sides) > SLIMMEST * min(sides):
         raise ImageError(
             f"an image is {sides[0]} × {sides[1]} pixels; this model reads those that are at most {SLIMMEST} times as"
@@ -79,7 +96,9 @@ def _checked(image: Image.Image, settings: Settings) -> Image.Image:
 
 
 def _scale(size: tuple[float, float], settings: Settings) -> float | None:
-    """Returns the factor that brings an image into the range of pixels."""
+    """Returns the factor that brings an image into the range of pixels; None where none is scaled."""
+    if not settings.get("do_resize", True):
+        return None
     said, pixels = settings.get("size") or {}, size[0] * size[1]
     least = settings.get("min_pixels") or said.get("shortest_edge") or LEAST_PIXELS
     most = settings.get("max_pixels") or said.get("longest_edge") or 28 * 28 * 1280

@@ -103,7 +103,8 @@ def _by_stage(remote: bool) -> dict[str, tuple[Any, ...]]:
 
 def _image_size(size: Any) -> tuple[int, int]:
     """Returns the (height, width) that a processor's settings scale images to, or the published one."""
-    sides = [size.get(side) for side in ("height", "width")] if isinstance(size, Mapping) else [size, size]
+    named = [size.get(side) for side in ("height", "width")] if isinstance(size, Mapping) else size
+    sides = named if isinstance(named, list) else [named, named]
     whole = [side for side in sides if isinstance(side, int)]
     return (whole[0], whole[1]) if len(whole) == 2 else PUBLISHED_SIZE
 

@@ -51,9 +51,9 @@ def parse(hf: dict[str, Any]) -> PixtralConfig:
     fields.choice("head_dim", [width // heads, None], default=None)
     fields.multiple("hidden_size", width, "4 · num_attention_heads", 4 * heads)
     config = PixtralConfig(
-        image_size=_pair(fields.get("image_size", 1024)),
+        image_size=fields.sides("image_size", 1024),
         num_channels=fields.size("num_channels", 3),
-        patch_size=_pair(fields.get("patch_size", 16))[0],
+        patch_size=fields.sides("patch_size", 16)[0],
         width=width,
         ffn_size=fields.size("intermediate_size", 4096),
         num_layers=fields.size("num_hidden_layers", 24),
@@ -63,11 +63,6 @@ def parse(hf: dict[str, Any]) -> PixtralConfig:
     )
     fields.raise_errors()
     return config
-
-
-def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
-    """Reads (height, width)."""
-    return (value[0], value[1]) if isinstance(value, list | tuple) else (value, value)
 
 
 class Block(nn.Module):

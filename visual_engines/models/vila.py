@@ -64,9 +64,13 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
     "mm_projector_type", "hidden_size": the language model's width} -> VilaVisionConfig; ConfigError for what is not
     done here."""
     errors = []
-    tower = vit.parse(config["vision_tower"], config.get("mm_vision_select_layer", -2))
+    layer = config.get("mm_vision_select_layer", -2)
+    if not isinstance(layer, int):  # VILA itself joins no layers
+        errors.append(f"mm_vision_select_layer is {layer!r}, it must be a whole number")
+        layer = -1
+    tower = vit.parse(config["vision_tower"], layer)
     projector, rows = config.get("mm_projector_type", "linear"), config.get("mm_vision_select_feature", "patch")
-    if projector not in ("linear", DOWNSAMPLE) and not DEPTH.fullmatch(projector):
+    if projector not in ("linear", DOWNSAMPLE) and not DEPTH.fullmatch(str(projector)):
         errors.append(f"mm_projector_type is {projector!r}, supported are linear, mlp2x_gelu (any depth), {DOWNSAMPLE}")
     if rows not in ("patch", "cls_patch"):
         errors.append(f"mm_vision_select_feature is {rows!r}, supported are patch, cls_patch")

@@ -101,12 +101,12 @@ def parse(
     kind = fields.choice("model_type", kinds, default=kind)
     width, ffn, depth, heads, image, patch, activation, eps = DEFAULTS.get(kind, DEFAULTS[KINDS[0]])
     depth = fields.size("num_hidden_layers", depth)
-    feature_layers = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    feature_layers = [depth] if layers is None else _feature_layers(fields, layers)
     layer_indices = tuple(depth + 1 + layer if layer < 0 else layer for layer in feature_layers)
     config = ViTConfig(
-        image_size=_pair(fields.get("image_size", image)),
+        image_size=fields.sides("image_size", image),
         num_channels=fields.size("num_channels", 3) if kind != KINDS[2] else 3,
-        patch_size=_pair(fields.get("patch_size", patch))[0],
+        patch_size=fields.sides("patch_size", patch)[0],
         width=fields.size("hidden_size", width),
         ffn_size=fields.size("intermediate_size", ffn),
         num_layers=depth,
@@ -125,9 +125,13 @@ def parse(
     return config
 
 
-def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
-    """Reads (height, width)."""
-    return (value[0], value[1]) if isinstance(value, list | tuple) else (value, value)
+def _feature_layers(fields: ConfigReader, layers: Any) -> list[int]:
+    """Reads one number of a layer, or several."""
+    numbers = layers if isinstance(layers, list | tuple) else [layers]
+    if numbers and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        return list(numbers)
+    fields.errors.append(f"the feature layer is {layers!r}, it must be a whole number, or several")
+    return [0]
 
 
 class Attention(nn.Module):

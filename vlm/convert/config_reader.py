@@ -56,6 +56,17 @@ class ConfigReader:
         )
         return 1
 
+    def sides(self, name: str, default: int) -> tuple[int, int]:
+        """Returns the (height, width) that a key gives, as one whole number above 0 or two; absent, both are
+        `default`."""
+        value = self.values.get(name, default)
+        sides: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
+        whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        if len(sides) == len(whole) == 2:
+            return whole[0], whole[1]
+        self.errors.append(f"{name} is {_short(value)}, it must be a whole number above 0, or two")
+        return 1, 1
+
     def choice(self, name: str, allowed: Iterable[Any], default: Any = None) -> Any:
         """Returns the value of a key that may only have certain ones; absent, it has `default`."""
         value = self.values.get(name, default)

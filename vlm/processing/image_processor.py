@@ -60,11 +60,12 @@ class ImageProcessor:
         spec = next((spec for spec in specs if spec.name == kind), None)
         if spec is None:
             raise EngineError(f"{path} asks for {kind}; supported are {listed(spec.name for spec in specs)}.")
-        if large := [name for name, side in spec.sides(settings).items() if side > MAX_INPUT_SIDE]:
-            raise EngineError(
-                f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it again."
-            )
         try:
+            if large := [name for name, side in spec.sides(settings).items() if side > MAX_INPUT_SIDE]:
+                raise EngineError(
+                    f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it"
+                    " again."
+                )
             return cls(spec, settings, path.parent)
         except UNFIT as error:
             reason = " ".join(str(error).split()).rstrip(".")

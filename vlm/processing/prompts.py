@@ -113,7 +113,7 @@ class Prompts:
         if self.form.images == "first":
             text = text.replace(PLACEHOLDER, "")
             rows = map(Piece, itertools.chain.from_iterable(images))
-            pieces = [*rows, *map(Piece, before), *self.tokenizer.pieces(text), *map(Piece, after)]
+            pieces = [*rows, *map(Piece, before), *map(self._known, self.tokenizer.pieces(text)), *map(Piece, after)]
         else:
             _check_count(text.count(PLACEHOLDER), len(images))
             if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
@@ -131,19 +131,28 @@ class Prompts:
         _check_count(text.count(PLACEHOLDER), num_images)
         return ImageTexts.from_grids(self.form.image_text, grids)
 
-    @staticmethod
-    def _inline(tokenizer: Tokenizer, text: str, images: list[range]) -> Iterator[Piece]:
+    def _known(self, piece: Piece) -> Piece:
+        """Raises InputError for a token that the model has not learned: its id would stand for a row of an image."""
+        if piece.id >= self.vocab_size:
+            raise InputError(
+                f"the text holds a token of the tokenizer, id {piece.id}, that is outside the model's vocabulary of"
+                f" {self.vocab_size}; leave it out."
+            )
+        return piece
+
+    def _inline(self, tokenizer: Tokenizer, text: str, images: list[range]) -> Iterator[Piece]:
         image = iter(images)
         if (place := tokenizer.id_of(PLACEHOLDER)) is not None:
             for piece in tokenizer.pieces(text):
-                yield from map(Piece, next(image)) if piece.id == place else (piece,)
+                yield from map(Piece, next(image)) if piece.id == place else (self._known(piece),)
             return
         at = 0
         for part in split_text(text):
             if part == PLACEHOLDER:
                 yield from map(Piece, next(image))
             else:
-                yield from (Piece(i, at + start, at + end) for i, start, end in tokenizer.pieces(part))
+                known = map(self._known, tokenizer.pieces(part))
+                yield from (Piece(i, at + start, at + end) for i, start, end in known)
             at += len(part)
 
     def _rows(self, image_rows: Items[int], given_rows: int) -> list[range]:

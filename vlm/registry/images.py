@@ -55,9 +55,12 @@ def transform_by(
     processor_class: Callable[..., Any],
     settings: Settings,
     pixels_of: Callable[[Mapping[str, Any], Settings], Tensor] = pixel_tensor,
+    *,
+    square: int = 8,
 ) -> Transform:
     """Returns what a class with the interface of transformers' image processors does with images, as levels where its
-    last step is a normalization. `pixels_of`: what the class gives, and its settings -> [n, C, H, W]."""
+    last step is a normalization. `pixels_of`: what the class gives, and its settings -> [n, C, H, W]. `square`: pixels
+    of which the sides of an image that is not scaled must be multiples."""
     processor = processor_class(**{key: value for key, value in settings.items() if key not in NOT_ARGUMENTS})
 
     def pixels(images: Sequence[Image.Image], **options: bool) -> Tensor:
@@ -66,10 +69,10 @@ def transform_by(
     values = Transform(lambda images: pixels(images).float())
     names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
     if (normalization := fused_normalization(**{name: getattr(processor, name, None) for name in names})) is None:
-        values.apply([_probe()])  # settings that do not fit are told of now
+        values.apply([_probe(square)])  # settings that do not fit are told of now
         return values
     levels = Transform(lambda images: pixels(images, do_rescale=False, do_normalize=False), normalization)
-    return levels if _agree(levels, values) else values
+    return levels if _agree(levels, values, _probe(square)) else values
 
 
 def fused_normalization(
@@ -96,18 +99,19 @@ def _is_color(value: Any) -> bool:
     return 1 <= len(parts) <= COLORS and all(isinstance(part, int | float) for part in parts)
 
 
-def _probe() -> Image.Image:
+def _probe(square: int) -> Image.Image:
+    """Returns a picture of many shades."""
     from PIL import Image
 
-    shades = [bytes((5 * x % 256, 7 * y % 256, (x * y + 40) % 256)) for y in range(48) for x in range(40)]
-    return Image.frombytes("RGB", (40, 48), b"".join(shades))
+    width, height = 5 * square, 6 * square
+    shades = [bytes((5 * x % 256, 7 * y % 256, (x * y + 40) % 256)) for y in range(height) for x in range(width)]
+    return Image.frombytes("RGB", (width, height), b"".join(shades))
 
 
-def _agree(levels: Transform, values: Transform) -> bool:
-    """Says whether both give the same pixel values of a picture of many shades."""
+def _agree(levels: Transform, values: Transform, probe: Image.Image) -> bool:
+    """Says whether both give the same pixel values of a picture."""
     import torch
 
-    probe = _probe()
     pixels, expected = levels.apply([probe]), values.apply([probe])
     is_exact = pixels.dtype == torch.uint8 and pixels.shape == expected.shape
     return is_exact and torch.allclose(levels.values([probe]), expected, rtol=0.0, atol=LAST_BITS)
