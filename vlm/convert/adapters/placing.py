@@ -161,13 +161,18 @@ class _Placing:
 
     def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, change: AdapterWeights) -> None:
         sizes, width = _source_sizes(step, targets), next(iter(targets.values())).in_features
+        shape = sizes.get(source, 0), width
         try:
-            placed = change.placed((sizes.get(source, 0), width), lambda values: _spread(step, source, values, sizes))
+            order = step.column_order(shape) if step.is_function else None
+            move = (lambda values: _spread(step, source, values, sizes)) if order is None else (lambda values: [values])
+            placed = change.placed(shape, move)
         except ValueError as error:
             self.errors.append(f"{module} {error}")
             return
         for path, each in zip(targets, placed, strict=True):
-            self.layers[path].append(each)
+            own = each if order is None else each.part(slice(None), order)
+            if own is not None:
+                self.layers[path].append(own)
 
 
 def _source_sizes(step: Step, targets: Mapping[str, Linear]) -> dict[str, int]:
