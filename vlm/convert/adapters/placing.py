@@ -75,9 +75,9 @@ def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilyS
     """Yields what is wrong with modules and tensors that have no place in any network."""
     placed = {name for each in placing.values() for name in each.placed}
     replaced = {name for each in placing.values() for name in each.replaced}
-    tied = {name for each in placing.values() for name in each.tied} - replaced
+    tied = {name for each in placing.values() for name in each.tied} - replaced - placed
     networks = " or ".join(placing)
-    if strays := sorted(name for name in adapter.modules if _weight_of(name) not in placed):
+    if strays := sorted(name for name in adapter.modules if _weight_of(name) not in placed | tied):
         yield f"{listed(strays)} is no linear layer of its {networks}{_elsewhere(spec, placing)}"
     if tied:
         yield (
@@ -89,9 +89,10 @@ def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilyS
 
 
 def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
-    """Says what can be done about modules of other networks."""
-    others = sorted(set(spec.roles) - set(roles))
-    return f" (vlm convert --merge-lora takes its {others[0]} network's, too)" if others else ""
+    """Says what can be done about modules of other networks, and about convolutions."""
+    if others := sorted(set(spec.roles) - set(roles)):
+        return f" (vlm convert --merge-lora takes its {others[0]} network's, too)"
+    return "; merge those that its model has with PEFT (merge_and_unload(), save_pretrained())"
 
 
 def _by_weight(adapter: PeftAdapter) -> dict[str, Any]:
@@ -131,8 +132,9 @@ class _Placing:
                 paths = [name.rpartition(".")[0] for name in step.targets]
                 targets = {path: linears[path] for path in paths if path in linears}
                 trained = {s: adapter.trained[names[s]] for s in step.sources if names.get(s) in adapter.trained}
-                if trained and is_tied(rule, step):
-                    self.tied |= {names[source] for source in trained}
+                if is_tied(rule, step):
+                    changed = weights.keys() | adapter.trained.keys()
+                    self.tied |= {names[source] for source in step.sources if names.get(source) in changed}
                 elif trained and all(name in shapes for name in step.targets):
                     self._replace(step, trained, names, shapes=shapes, sizes=_source_sizes(step, targets))
                 if targets and len(targets) == len(paths):
