@@ -231,6 +231,14 @@ def test_visual_networks_have_none(tmp_path):
         read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
 
 
+def test_an_adapter_of_a_part_of_the_model_is_not_sent_to_be_merged(tmp_path):
+    """`get_peft_model(model.language_model, …)` saves names that begin within it: merging does not know them either."""
+    with pytest.raises(
+        VlmError, match=r"layers.0.self_attn.q_proj is no linear layer of its decoder; merge .* with PEFT"
+    ):
+        read(folder_of(tmp_path / "a", ones(Q.removeprefix("model."))), tiny.qwen_vl())
+
+
 def test_llavas_own_names_are_those_of_its_decoder(tmp_path):
     """Of an adapter alone; in Hugging Face's model its layers are called otherwise."""
     theirs = ones(Q.replace("model.", "model.language_model."))
