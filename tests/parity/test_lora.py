@@ -7,7 +7,7 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from tests import tiny
+from tests import families, tiny
 from tests.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer, preempted
 from tests.engines import rebuilt
 from tests.ranks import with_followers
@@ -165,7 +165,7 @@ def test_rows_about_images_have_their_adapters(family, tmp_path):
     assert cache.misses == len(adapted.images)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llava", "blip2-t5", "florence2"])
+@pytest.mark.parametrize("family", ["gpt2", "llava", "blip2-t5", "florence2", "lighton-ocr"])
 def test_merged_weights_are_those_of_both(family, tmp_path):
     """Of visual networks, too; what is merged is split among ranks and built as any other model."""
     model = (TEXT | VISION)[family][0]()
@@ -184,11 +184,12 @@ def test_merged_weights_are_those_of_both(family, tmp_path):
             )
             continue
         vision, has_encoder = pipe.llm.encoders.visual.config, pipe.llm.encoders.encoder is not None
-        pixels = torch.randn(1, 3, *vision.image_size, generator=torch.Generator().manual_seed(1))
-        ids = [*range(60, 60 + vision.num_features), *QUESTION]
+        size = families.image_size(vision)
+        pixels = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1))
+        ids = [*range(60, 60 + vision.rows_of(*size)), *QUESTION]
         key = "encoder_input_ids" if has_encoder else "decoder_prompt_token_ids"
         found = pipe.generate({key: ids, "pixel_values": pixels}, max_new_tokens=8).token_ids
-        assert found == answer(model, pixels, vision.num_features, 8, has_encoder=has_encoder)
+        assert found == answer(model, pixels, vision.rows_of(*size), 8, has_encoder=has_encoder)
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])

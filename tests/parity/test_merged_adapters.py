@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tests import tiny
 from tests.adapted import QUESTION, answer, trained
+from tests.families import image_size
 from tests.lora_kit import Q, adapter_folder, matrices
 from tests.parity.test_llava_form import write as write_form
 from vlm.api.pipeline import Pipeline
@@ -89,10 +90,36 @@ def in_own_form(peft: PeftModel, folder) -> None:
     torch.save({n: x for n, x in tensors.items() if "lora_" not in n}, folder / "non_lora_trainables.bin")
 
 
+CONVOLUTIONS = {
+    "qwen-vl": (lambda: tiny.qwen_vl(seed=1), lambda: LoraConfig(r=3, target_modules=["q_proj", "qkv", "proj"])),
+    "lighton-ocr": (
+        lambda: tiny.lighton_ocr(seed=7),
+        lambda: LoraConfig(r=3, target_modules=["patch_conv", "q_proj"], use_dora=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_a_convolution_of_patches_is_a_linear_layer(case, tmp_path):
+    """PEFT's names of Qwen's visual attention, `proj`, are that of its patches, too."""
+    make, config = CONVOLUTIONS[case]
+    peft = tuned(make, config())
+    peft.save_pretrained(tmp_path / "adapter")
+    pipe = merged(make(), tmp_path / "adapter", tmp_path)
+    vision = pipe.llm.encoders.visual.config
+    pixels = torch.randn(1, 3, *image_size(vision), generator=torch.Generator().manual_seed(1))
+    rows = vision.rows_of(*image_size(vision))
+    inputs = {"decoder_prompt_token_ids": [*range(60, 60 + rows), *QUESTION], "pixel_values": pixels}
+    want = answer(peft, pixels, rows, 10, has_encoder=False)
+    assert pipe.generate(inputs, max_new_tokens=10).token_ids == want
+    assert want != answer(make(), pixels, rows, 10, has_encoder=False)
+
+
 def test_a_projector_beside_an_adapter_of_llava_is_merged(tmp_path):
     make = lambda: tiny.llava(seed=3)  # noqa: E731
     modules = r".*language_model.*\.(q_proj|up_proj)"
-    config = LoraConfig(r=3, lora_alpha=8, target_modules=modules, modules_to_save=["multi_modal_projector"])
+    # by the end of its name, as PEFT has it
+    config = LoraConfig(r=3, lora_alpha=8, target_modules=modules, modules_to_save=["projector"])
     peft = tuned(make, config)
     peft.save_pretrained(tmp_path / "peft")
     in_own_form(peft, tmp_path / "own")
@@ -177,11 +204,13 @@ HEAD = {"base_model.model.lm_head.weight": torch.ones(60, 32)}
         ({"base_model.model.lm_head.weight": torch.ones(61, 32)}, {}, r"lm_head.weight becomes \[61, 32\] and should be"
          r" \[60, 32\]; vocabularies that were resized are merged with PEFT"),
         ({"base_model.model.model.embed_tokens.weight": torch.ones(61, 32)}, {}, "vocabularies that were resized"),
-        ({}, {"modules_to_save": ["lm_head"]}, "lacks its modules_to_save lm_head; fetch or save it again"),
+        ({}, {"modules_to_save": ["lm_head"]}, r"lacks its modules_to_save lm_head; fetch or save it again,"
+         " or, where its model has no such modules, take their names out of its adapter_config.json"),
         ({"base_model.model.model.nothing.weight": torch.ones(2)}, {}, "model.nothing.weight is no tensor of its"),
         ({"base_model.model.lm_head.weight": torch.full((60, 32), torch.nan)}, {}, "lm_head.weight has values that"),
         ({f"base_model.model.{Q}.weight": torch.ones(32, 32)}, {}, "both replaces model.layers.0.self_attn"),
         ({f"base_model.model.{Q[:-6]}k_proj.weight": torch.ones(3, 5)}, {},  "k_proj.weight becomes"),
+        (matrices(torch.ones(2, 32), torch.ones(60, 2), "lm_head"), {"tied": True}, "model: lm_head.weight is one"),
         (HEAD, {"tied": True}, r"lm_head.weight is one tensor with others in this model \(tied embeddings\)"),
     ],
 )  # fmt: skip

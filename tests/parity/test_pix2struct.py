@@ -12,6 +12,7 @@ from tests.adapted import Adapted
 from tests.engines import engine_dir, pipeline
 from tests.parity.cases import parity
 from tests.parity.test_ia3 import ia3, lora
+from tests.parity.test_merged_adapters import merged, tuned
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -141,6 +142,26 @@ def test_adapters(tmp_path):
     found = [out.token_ids for out in adapted.pipeline(block_size=4).generate(inputs, max_new_tokens=NEW)]
     models = {name: getattr(model, "get_base_model", lambda: adapted.model)() for name, model in adapted.models.items()}
     assert found == [tokens_of(models[name], image) for name, image in cases] and len(set(map(tuple, found))) > 3
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lora(target_modules="all-linear"),
+        lora(target_modules="all-linear", use_dora=True),
+        ia3(target_modules=["patch_projection"], feedforward_modules=["patch_projection"]),
+    ],
+    ids=["lora", "dora", "ia3"],
+)
+def test_an_adapter_of_the_encoder_is_merged(kind, tmp_path):
+    """What multiplies pixels, too, whose values lie in another order here."""
+    peft = tuned(lambda: tiny.pix2struct(seed=1), kind)
+    peft.save_pretrained(tmp_path / "adapter")
+    pipe = merged(tiny.pix2struct(seed=1), tmp_path / "adapter", tmp_path)
+    images = [torch.randn(3, *size, generator=torch.Generator().manual_seed(3)) for size in SIZES[:3]]
+    found = [out.token_ids for out in pipe.generate([{"pixel_values": each} for each in images], max_new_tokens=NEW)]
+    assert found == [tokens_of(peft.get_base_model(), image) for image in images]
+    assert found != [tokens_of(tiny.pix2struct(seed=1), image) for image in images]
 
 
 @pytest.mark.parametrize("size", [(260, 4), (4, 256), (36, 32), (0, 4), (6, 8)], ids=str)

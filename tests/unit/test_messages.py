@@ -14,7 +14,8 @@ from vlm.requests.pixels import Normalization
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.float8_e4m3fn])
 def test_tensors_arrive_as_they_were_sent(dtype):
     values = torch.randint(0, 2, (3, 4, 5)).to(dtype)
-    for tensor in (values, values[1], values.transpose(0, 2), values[..., 1:3], values[0, 0, 0], values[:0]):
+    views = (values.transpose(0, 2), values[..., 1:3], values[:, 0, 0], values[0, 0, :1].expand(4))
+    for tensor in (values, values[1], *views, values[0, 0, 0], values[:0]):
         received = unpacked(packed({"tensor": [tensor]}))["tensor"][0]
         assert received.dtype == tensor.dtype and received.shape == tensor.shape
         assert torch.equal(received.float(), tensor.float())

@@ -208,7 +208,7 @@ EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(
         ({}, "holds no tensors"),
         (ones(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"
          r" \[32, 32\]; it was made for org/base"),
-        (ones(Q.replace("layers.0", "layers.7")), "layers.7.self_attn.q_proj is no linear layer of its decoder"),
+        (ones(Q.replace("layers.0", "layers.7")), "layers.7.self_attn.q_proj is no linear layer of its decoder; merge"),
         (ones("encoder.block.0.layer.0.SelfAttention.q"), "SelfAttention.q is no linear layer"),
     ],
 )  # fmt: skip
@@ -220,7 +220,7 @@ def test_adapters_that_do_not_fit(tensors, sentence, tmp_path):
 def test_a_head_has_adapters_where_it_has_weights_of_its_own(tmp_path):
     folder = folder_of(tmp_path / "a", ones("lm_head", out=60))
     assert list(read(folder)["decoder"]) == ["head"]
-    with pytest.raises(VlmError, match="lm_head is no linear layer"):
+    with pytest.raises(VlmError, match=r"lm_head.weight is one tensor with others in this model \(tied embeddings\)"):
         read(folder, tiny.llama(tie_word_embeddings=True))
 
 
@@ -229,6 +229,14 @@ def test_visual_networks_have_none(tmp_path):
     sentence = rf"{name} is no linear layer of its decoder \(vlm convert --merge-lora takes its visual network's, too\)"
     with pytest.raises(VlmError, match=sentence):
         read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
+
+
+def test_an_adapter_of_a_part_of_the_model_is_not_sent_to_be_merged(tmp_path):
+    """`get_peft_model(model.language_model, …)` saves names that begin within it: merging does not know them either."""
+    with pytest.raises(
+        VlmError, match=r"layers.0.self_attn.q_proj is no linear layer of its decoder; merge .* with PEFT"
+    ):
+        read(folder_of(tmp_path / "a", ones(Q.removeprefix("model."))), tiny.qwen_vl())
 
 
 def test_llavas_own_names_are_those_of_its_decoder(tmp_path):

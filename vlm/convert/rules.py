@@ -67,6 +67,19 @@ class Step:
             return False
         return narrow.shape == (len(whole), 1) and bool((whole == columns[0][0]).all())
 
+    def column_order(self, shape: tuple[int, int]) -> Tensor | None:
+        """Returns which column of its only source [out, in] each column of its target is, where it moves columns and
+        leaves rows in their places; None where it moves whole rows. Raises ValueError where it does anything else."""
+        if self.moves_rows([shape]):
+            return None
+        own_rows = torch.arange(shape[0], dtype=torch.int32)[:, None].expand(shape)
+        own_columns = torch.arange(shape[1], dtype=torch.int32).expand(shape)
+        [rows], [columns] = self.run([own_rows.contiguous()]), self.run([own_columns.contiguous()])
+        order = columns[0].long()
+        if not torch.equal(rows, own_rows) or not torch.equal(columns, own_columns[:, order]):
+            raise ValueError("is not moved by whole rows or columns")
+        return order
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -29,7 +29,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor) and obj.device.type == "cpu":
-            return _tensor, (obj.detach().reshape(-1).view(torch.uint8).numpy(), obj.dtype, obj.shape)
+            return _tensor, (obj.detach().contiguous().view(-1).view(torch.uint8).numpy(), obj.dtype, obj.shape)
         return NotImplemented
 
 

@@ -91,8 +91,12 @@ def _check_trained(folder: Path, values: Mapping[str, Any], trained: Mapping[str
     with invalid_settings(folder, "adapter"):
         saved = names_of(values.get("modules_to_save") or [], "modules_to_save")
     if merging:
-        if missing := [each for each in saved if not any(f".{each}." in f".{name}" for name in trained)]:
-            raise CheckpointError(f"{folder} lacks its modules_to_save {listed(missing)}; fetch or save it again.")
+        # PEFT goes by the ends of names
+        if missing := [each for each in saved if not any(f"{each}." in name for name in trained)]:
+            raise CheckpointError(
+                f"{folder} lacks its modules_to_save {listed(missing)}; fetch or save it again, or, where its model has"
+                f" no such modules, take their names out of its {FILE}."
+            )
         return
     beside = [BESIDE] if (folder / BESIDE).exists() else []
     # those of `bias` are known by their tensors: a model may have none

@@ -73,7 +73,7 @@ class PeftLora:
             raise ValueError(f"lacks its {missing[0]}")
         if parts.keys() - expected:
             raise ValueError(f"has a {MAGNITUDE}, its configuration does not say use_dora")
-        a, b, rank = parts["lora_A"], parts["lora_B"], self.rank_of(module)
+        a, b, rank = _matrix(parts["lora_A"]), _matrix(parts["lora_B"]), self.rank_of(module)
         if not (a.ndim == b.ndim == 2 and a.shape[0] == b.shape[1] == rank):
             raise ValueError(f"has shapes {list(a.shape)} and {list(b.shape)}, its configuration says rank {rank}")
         lora = LoraWeights(a, b * self.scale_of(module))
@@ -83,7 +83,9 @@ class PeftLora:
             )
         if not self.use_dora:
             return lora
-        if (magnitude := parts[MAGNITUDE]).shape != (len(b),):
+        magnitude = parts[MAGNITUDE]
+        magnitude = magnitude.flatten() if magnitude.ndim > 2 else magnitude  # a convolution's: [1, out, 1, 1]
+        if magnitude.shape != (len(b),):
             raise ValueError(f"has a {MAGNITUDE} of shape {list(magnitude.shape)}, its rows are {len(b)}")
         return DoraWeights(lora, magnitude, torch.ones(len(b), dtype=torch.bool))
 
@@ -94,6 +96,11 @@ class PeftLora:
         """Returns what a module's product is multiplied by."""
         rank = self.rank_of(module)
         return self.alphas.get(module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _matrix(values: Tensor) -> Tensor:
+    """Returns a matrix; the convolution of patches, [out, channels, side, side], as the matrix that it is here."""
+    return values.flatten(1) if values.ndim > 2 else values
 
 
 def _rank(value: Any) -> int:

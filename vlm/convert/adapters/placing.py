@@ -6,8 +6,9 @@ an adapter has for each row.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,10 @@ def place(
     adapter: PeftAdapter, folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...]
 ) -> PlacedAdapter:
     """Returns where an adapter's changes belong. Raises CheckpointError as read_layers."""
-    names = named_tensors(_by_weight(adapter), spec)
-    by_role = partition_tensors(names, spec.roles)
-    placing = {
-        role: _Placing(model_spec(spec.roles[role].model), configs[role]) for role in roles if role in spec.roles
-    }
-    for role, each in placing.items():
-        own = spec.roles[role]
-        each.place(adapter, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
-    if errors := [*(error for each in placing.values() for error in each.errors), *_strays(adapter, placing, spec)]:
+    placing = _placings(adapter, spec, configs, [role for role in roles if role in spec.roles])
+    elsewhere = functools.partial(_elsewhere, adapter, spec, configs, [role for role in configs if role not in placing])
+    errors = [error for each in placing.values() for error in each.errors]
+    if errors := [*errors, *_strays(adapter, placing, elsewhere)]:
         made_for = f"; it was made for {adapter.base}" if adapter.base else ""
         raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{made_for}.")
     return PlacedAdapter(
@@ -71,14 +67,30 @@ def place(
     )
 
 
-def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilySpec) -> Iterator[str]:
-    """Yields what is wrong with modules and tensors that have no place in any network."""
+def _placings(
+    adapter: PeftAdapter, spec: FamilySpec, configs: RoleConfigs, roles: Iterable[str]
+) -> dict[str, _Placing]:
+    """Returns what is of each of these networks."""
+    names = named_tensors(_by_weight(adapter), spec)
+    by_role = partition_tensors(names, spec.roles)
+    placings = {role: _Placing(model_spec(spec.roles[role].model), configs[role]) for role in roles}
+    for role, each in placings.items():
+        own = spec.roles[role]
+        each.place(adapter, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
+    return placings
+
+
+def _strays(
+    adapter: PeftAdapter, placing: Mapping[str, _Placing], elsewhere: Callable[[list[str]], str]
+) -> Iterator[str]:
+    """Yields what is wrong with modules and tensors that have no place in any network; `elsewhere` says what can be
+    done about such modules."""
     placed = {name for each in placing.values() for name in each.placed}
     replaced = {name for each in placing.values() for name in each.replaced}
-    tied = {name for each in placing.values() for name in each.tied} - replaced
+    tied = {name for each in placing.values() for name in each.tied} - replaced - placed
     networks = " or ".join(placing)
-    if strays := sorted(name for name in adapter.modules if _weight_of(name) not in placed):
-        yield f"{listed(strays)} is no linear layer of its {networks}{_elsewhere(spec, placing)}"
+    if strays := sorted(name for name in adapter.modules if _weight_of(name) not in placed | tied):
+        yield f"{listed(strays)} is no linear layer of its {networks}{elsewhere(strays)}"
     if tied:
         yield (
             f"{listed(sorted(tied))} is one tensor with others in this model (tied embeddings), and would be one of its"
@@ -88,10 +100,16 @@ def _strays(adapter: PeftAdapter, placing: Mapping[str, _Placing], spec: FamilyS
         yield f"{listed(strays)} is no tensor of its {networks}"
 
 
-def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
-    """Says what can be done about modules of other networks."""
-    others = sorted(set(spec.roles) - set(roles))
-    return f" (vlm convert --merge-lora takes its {others[0]} network's, too)" if others else ""
+def _elsewhere(
+    adapter: PeftAdapter, spec: FamilySpec, configs: RoleConfigs, others: Iterable[str], strays: Iterable[str]
+) -> str:
+    """Says what can be done about modules of `others`, networks that no request changes, and about those that are no
+    linear layer of any."""
+    weights = {*map(_weight_of, strays)}
+    for role, each in _placings(adapter, spec, configs, others).items():
+        if each.placed & weights:
+            return f" (vlm convert --merge-lora takes its {role} network's, too)"
+    return "; merge those that its model has with PEFT (merge_and_unload(), save_pretrained())"
 
 
 def _by_weight(adapter: PeftAdapter) -> dict[str, Any]:
@@ -131,8 +149,9 @@ class _Placing:
                 paths = [name.rpartition(".")[0] for name in step.targets]
                 targets = {path: linears[path] for path in paths if path in linears}
                 trained = {s: adapter.trained[names[s]] for s in step.sources if names.get(s) in adapter.trained}
-                if trained and is_tied(rule, step):
-                    self.tied |= {names[source] for source in trained}
+                if is_tied(rule, step):
+                    changed = weights.keys() | adapter.trained.keys()
+                    self.tied |= {names[source] for source in step.sources if names.get(source) in changed}
                 elif trained and all(name in shapes for name in step.targets):
                     self._replace(step, trained, names, shapes=shapes, sizes=_source_sizes(step, targets))
                 if targets and len(targets) == len(paths):
@@ -161,13 +180,18 @@ class _Placing:
 
     def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, change: AdapterWeights) -> None:
         sizes, width = _source_sizes(step, targets), next(iter(targets.values())).in_features
+        shape = sizes.get(source, 0), width
         try:
-            placed = change.placed((sizes.get(source, 0), width), lambda values: _spread(step, source, values, sizes))
+            order = step.column_order(shape) if step.is_function else None
+            move = (lambda values: _spread(step, source, values, sizes)) if order is None else (lambda values: [values])
+            placed = change.placed(shape, move)
         except ValueError as error:
             self.errors.append(f"{module} {error}")
             return
         for path, each in zip(targets, placed, strict=True):
-            self.layers[path].append(each)
+            own = each if order is None else each.part(slice(None), order)
+            if own is not None:
+                self.layers[path].append(own)
 
 
 def _source_sizes(step: Step, targets: Mapping[str, Linear]) -> dict[str, int]:

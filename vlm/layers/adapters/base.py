@@ -49,8 +49,9 @@ class AdapterWeights(Protocol):
         other weights stay as they are. Raises ValueError for an adapter of another shape."""
         ...
 
-    def part(self, rows: slice, columns: slice) -> AdapterWeights | None:
-        """Returns what is changed of these rows, whose inputs are these columns; None where that is nothing."""
+    def part(self, rows: slice, columns: slice | Tensor) -> AdapterWeights | None:
+        """Returns what is changed of these rows, whose inputs are these columns: some of them, or the places of all in
+        another order; None where that is nothing."""
         ...
 
     def beside(self, base: BaseLayer) -> Sequence[BankWeights]:
@@ -69,7 +70,7 @@ class AdapterWeights(Protocol):
 class BankWeights(AdapterWeights, Protocol):
     """What a bank takes of an adapter."""
 
-    def part(self, rows: slice, columns: slice) -> BankWeights | None: ...
+    def part(self, rows: slice, columns: slice | Tensor) -> BankWeights | None: ...
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Says whether all of its values are finite in a layer that computes in this type: in a product with those of

@@ -37,7 +37,7 @@ class DoraWeights:
         moved = move(torch.stack((self.rows.float(), self.magnitude), 1))
         return [DoraWeights(lora, each[:, 1], each[:, 0] != 0) for lora, each in zip(loras, moved, strict=True)]
 
-    def part(self, rows: slice, columns: slice) -> DoraWeights | None:
+    def part(self, rows: slice, columns: slice | Tensor) -> DoraWeights | None:
         if not self.rows[rows].any():
             return None
         lora = LoraWeights(self.lora.a[:, columns], self.lora.b[rows])

@@ -39,7 +39,7 @@ class Ia3Weights:
         moved = move(torch.cat((is_own, self.scales[:, None]), 1))
         return [replace(self, scales=values[:, 1].where(values[:, 0] != 0, 1.0)) for values in moved]
 
-    def part(self, rows: slice, columns: slice) -> Ia3Weights | None:
+    def part(self, rows: slice, columns: slice | Tensor) -> Ia3Weights | None:
         if self.of_inputs:
             is_own = self.rows is None or bool(self.rows[rows].any())
             return Ia3Weights(self.scales[columns], of_inputs=True) if is_own else None

@@ -33,7 +33,7 @@ class LoraWeights(NamedTuple):
             raise ValueError(f"is {list(own)} and should be {list(shape)}")
         return [LoraWeights(self.a, b) for b in move(self.b)]
 
-    def part(self, rows: slice, columns: slice) -> LoraWeights | None:
+    def part(self, rows: slice, columns: slice | Tensor) -> LoraWeights | None:
         return LoraWeights(self.a[:, columns], self.b[rows]) if self.b[rows].any() else None
 
     def beside(self, base: BaseLayer) -> list[LoraWeights]:
