@@ -93,8 +93,10 @@ def _paged_runner(
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders, max_source_len), _graphs(runtime, device, ranks)
     if graphs is not None:
         encoders.adapters.on_growth = graphs.clear
-    options = {"cache": cache, "shape": shape, "sampler": sampler, "graphs": graphs, "num_stages": mapping.pp}
-    return PagedRunner(decoder, encoders.encoder, **options)
+    return PagedRunner(
+        decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs, num_stages=mapping.pp,
+        maximum=lambda value: -ranks.hosts.minimum(-value),
+    )  # fmt: skip
 
 
 def _graphs(runtime: RuntimeConfig, device: torch.device, ranks: Ranks) -> GraphPool | None:

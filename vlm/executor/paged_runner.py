@@ -55,17 +55,19 @@ class PagedRunner:
         sampler: Sampler,
         graphs: GraphPool | None,
         num_stages: int = 1,
+        maximum: Callable[[int], int] = int,
     ):
         """`encoder`: of texts; `graphs` None: all is run eagerly; `num_stages`: of the pipeline that shares the
-        layers."""
+        layers; `maximum`: the most of a value among all ranks, which capture the same graphs: what they tell each other
+        in a pass they tell twice where it is captured."""
         self.decoder, self.encoder, self.config = decoder, encoder, decoder.config
         self.cache, self.shape, self.block_size = cache, shape, cache.block_size
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self.num_stages = num_stages
         self._threads = num_threads()
         self._parameters = parameters_of(decoder)
-        self._prefill_graphs = LaunchBound.of(self._parameters, LAUNCH_BOUND_PREFILL)
-        self._text_graphs = LaunchBound.of(parameters_of(encoder) if encoder else 0, LAUNCH_BOUND_ROWS)
+        self._prefill_graphs = LaunchBound.of(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
+        self._text_graphs = LaunchBound.of(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
