@@ -59,7 +59,7 @@ def _run(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[s
 def _requests(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any]) -> list[Request]:
     """Returns so many requests; those with images repeat as many as are encoded in one pass: to make an image and its
     hash takes milliseconds."""
-    several = min(size, pipeline.llm.executor.encoders.max_encoder_batch_size) if pipeline.processor.vision else size
+    several = min(size, pipeline.llm.encoders.max_encoder_batch_size) if pipeline.processor.vision else size
     made = [pipeline.request(_made_up(pipeline, next(numbers)), **LENGTHS, **sampling) for _ in range(several)]
     return list(itertools.islice(itertools.cycle(made), size))
 
