@@ -26,9 +26,9 @@ dist: Any = torch.distributed  # which exports its groups' types to no checker
 TIMEOUT = timedelta(minutes=5)  # of connecting, and of waiting for each other amid a step
 IDLE = timedelta(days=365)  # a server's ranks wait for its next request
 ABORT_TIMEOUT = 10.0  # seconds for the end of connections, which the end of the process ends, too
-# what NCCL's groups look into the store for every second: whether another rank tells its last calls. It has gone by the
-# time that groups end, and each would wait for it for minutes
-LOOKS_IN_STORE = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+# whether a thread of NCCL's group looks into the store, every second, for another rank's word that it has waited too
+# long: the store has gone by the time that groups end, and each would wait for it for minutes
+DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 GONE = "another rank has ended or cannot be reached, so this one cannot go on; start all of them again."
 
 
@@ -158,7 +158,7 @@ def _group(
         return OneRank()
     if device.type != "cuda":
         return Recorded(ProcessGroup(_gloo(store, place, size, local=local), size, device))
-    os.environ[LOOKS_IN_STORE] = "0"
+    os.environ[DUMP_ON_TIMEOUT] = "0"
     group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
     group.eager_connect_single_device(device)  # pairs use the connection of the group
     return Recorded(ProcessGroup(group, size, device, peers))

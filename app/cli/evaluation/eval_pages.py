@@ -84,7 +84,8 @@ def pages(
     readings = read_texts(entries, scoring.texts) if scoring.texts else _read(entries, model, scoring, options)
     score = Score(str(scoring.texts or model), judged(entries, readings), readings)
     print_score(score, most=scoring.show_failures)
-    write_result(score.record(), out)
+    if out is not None:  # its intervals are drawn a second time
+        write_result(score.record(), out)
     if scoring.min_pass_rate is not None and score.whole.percent < scoring.min_pass_rate:
         print_error(f"the pass rate {score.whole.percent:.2f} is below {scoring.min_pass_rate:g}.")
         raise typer.Exit(PARTLY_FAILED)

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm_app.server.core.config import ConnectionLimits
 from vlm_app.server.core.errors import response
-from vlm_app.server.http.farewell import Farewells
+from vlm_app.server.http.lingering_close import LingeringCloses
 
 MAX_HEADER_BYTES = 16 * 2**10  # of the request line and all headers; a name or a value has no limit of its own
 END_OF_HEAD = re.compile(rb"\n\r?\n")  # as h11 has it
@@ -68,9 +68,9 @@ class Connection(H11Protocol):
     """uvicorn's, with deadlines. They are counted in ticks of the event loop, so that no client pays for the time in
     which the server itself was busy."""
 
-    def __init__(self, limits: ConnectionLimits, farewells: Farewells, **uvicorns: Any):
+    def __init__(self, limits: ConnectionLimits, lingering_closes: LingeringCloses, **uvicorns: Any):
         super().__init__(**uvicorns)
-        self._farewells = farewells
+        self._lingering_closes = lingering_closes
         self.logger = LOGGER
         self.app = self._until_gone(self.app)
         self._limits = limits
@@ -174,7 +174,7 @@ class Connection(H11Protocol):
         """Answers what has no answer yet, and ends the connection once that is read."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(answer(status, sentence, self._line))
-        if self._farewells.say(self.transport):
+        if self._lingering_closes.begin(self.transport):
             self._unset_keepalive_if_required()
             self.connection_lost(ConnectionAbortedError())  # as far as anybody here is concerned
         else:

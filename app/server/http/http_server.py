@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from vlm_app.server.core.config import ConnectionLimits
 from vlm_app.server.http.connections import LOGGER, MAX_HEADER_BYTES, STOPPING, Connection, timed_connections
-from vlm_app.server.http.farewell import Farewells
+from vlm_app.server.http.lingering_close import LingeringCloses
 
 TICK = 0.1  # seconds between two looks at the connections: uvicorn's
 BACKLOG = 128  # connections accepted at once: each is a file
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
         """`on_drain` is called when it begins to end: what else serves ends in the same time."""
         settings = uvicorn.Config(
             app,
-            http=partial(Connection, limits, Farewells()),  # type: ignore[arg-type]
+            http=partial(Connection, limits, LingeringCloses()),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",  # uvloop takes the pipe by which signals reach the watchdog
             log_level="warning",
