@@ -4,13 +4,16 @@
     python benchmarks/gpu_session.py --budget 560 --out results                   all, as far as the time goes
     python benchmarks/gpu_session.py --budget 560 --out results nllb-200 opus-mt  these alone
     python benchmarks/gpu_session.py --budget 560 --out results --after t5-small  those that follow
-    python benchmarks/gpu_session.py --budget 560 --out results --gpus 2          on two GPUs
+    python benchmarks/gpu_session.py --budget 560 --out results --gpus 4          on four GPUs
+    python benchmarks/gpu_session.py --build --engines engines --gpus 4           only the engines that they need
 
-With several GPUs, those that need more than one come first, by themselves; then each GPU takes the next of the others.
-Each is a `vlm bench` command of its own, whose result is written to `results/NAME.json` as soon as it is there, what it
-printed to `results/NAME.log`. One that fails stops none of the others; where Hugging Face took part it is run again
-without it. A command starts where its seconds are left, and is ended when they are over; shorter ones further down take
-what is left. `results/summary.json` says what ran, what failed and what had no time.
+With several GPUs, those that need the most come first, each on GPUs that no other one has meanwhile. Engines that take
+minutes to make are made before, side by side, and deleted when nothing needs them any more; in a folder of `--engines`
+they stay, and those that lie there are taken as they are. Each is a `vlm bench` command of its own, whose result is
+written to `results/NAME.json` as soon as it is there, what it printed to `results/NAME.log`. One that fails stops none
+of the others; where Hugging Face took part it is run again without it. A command starts where its seconds are left, and
+is ended when they are over; shorter ones further down take what is left. `results/summary.json` says what ran, what
+failed and what had no time.
 """
 
 from __future__ import annotations
@@ -21,20 +24,53 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
+from threading import Condition
 
 VLM = (sys.executable, "-m", "vlm_app.cli.main")
+MAPPINGS = {
+    "tp4": "--tp-size 4",
+    "pp4": "--pp-size 4",
+    "tp2-pp2": "--tp-size 2 --pp-size 2",
+    "tp2": "--tp-size 2",
+    "": "",
+}
+# the shapes that several mappings run: name, shape and type, the lengths in and out
+SPLIT = (
+    ("llava-1.5-13b", "prompt", "--dtype float16", "32,128"),
+    ("flan-t5-xxl", "text", "--dtype bfloat16", "350,128"),
+    ("blip2-flan-t5-xl", "prompt", "--dtype bfloat16", "12,30"),
+)
+LIMITS = "--max-batch-size 32 --max-seq-len 1024"
+
+
+def _named(arch: str, mapping: str) -> str:
+    return "-".join(filter(None, (arch, mapping)))
+
+
+# name, what stands behind `vlm build`
+ENGINES = {
+    _named(arch, mapping): " ".join(f"--arch {arch} --random-weights {dtype} {LIMITS} {options}".split())
+    for arch, _, dtype, _ in SPLIT
+    for mapping, options in MAPPINGS.items()
+}
 # name, the seconds it may take, what stands behind `vlm bench`
 COMMANDS = (
+    *(
+        (_named(arch, mapping), 200,
+         f"{kind} --model {_named(arch, mapping)} --batch-size 1;32 --input-output-len {lengths} --repeats 3 --no-hf")
+        for mapping in MAPPINGS
+        for arch, kind, _, lengths in SPLIT
+    ),
     ("llava-1.5-7b-quantized", 480,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 "
      "--backend torch,torch-int4,torch-int8,torch-fp8 --batch-size 1 --input-output-len 32,128 "
@@ -60,24 +96,18 @@ COMMANDS = (
     ("llava-1.5-7b-lora", 240,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 --backend torch,torch+lora-1x16 --batch-size 1 "
      "--input-output-len 32,128 --repeats 5 --profile --no-hf"),
-    ("llava-1.5-13b-tp2", 200,
-     "prompt --arch llava-1.5-13b --random-weights --dtype float16 --tp-size 2 --batch-size 1;32 "
-     "--input-output-len 32,128 --repeats 3 --no-hf"),
-    ("llava-1.5-13b", 200,
-     "prompt --arch llava-1.5-13b --random-weights --dtype float16 --batch-size 1;32 "
-     "--input-output-len 32,128 --repeats 3 --no-hf"),
-    ("flan-t5-xxl-tp2", 200,
-     "text --arch flan-t5-xxl --random-weights --dtype bfloat16 --tp-size 2 --batch-size 1;32 "
-     "--input-output-len 350,128 --repeats 3 --no-hf"),
-    ("flan-t5-xxl", 200,
-     "text --arch flan-t5-xxl --random-weights --dtype bfloat16 --batch-size 1;32 "
-     "--input-output-len 350,128 --repeats 3 --no-hf"),
+    ("ocr-nougat-base-4-devices", 180,
+     "ocr --arch nougat-base --random-weights --kinds png,jpeg --documents 256 --pages-per-document 8 "
+     "--batch-size 128 --tokens 1000 --repeats 1 --devices cuda:0,cuda:1,cuda:2,cuda:3"),
     ("ocr-nougat-base-2-devices", 150,
      "ocr --arch nougat-base --random-weights --kinds png,jpeg --documents 128 --pages-per-document 8 "
      "--batch-size 128 --tokens 1000 --repeats 1 --devices cuda:0,cuda:1"),
     ("ocr-nougat-base-1-device", 120,
      "ocr --arch nougat-base --random-weights --kinds png,jpeg --documents 64 --pages-per-document 8 "
      "--batch-size 128 --tokens 1000 --repeats 1"),
+    ("serve-mini-llava-4-replicas", 120,
+     "serve --model mini-llava --images 1 --request-rate inf --max-concurrency 480 --num-prompts 3000 --output-len 200 "
+     "-- --devices cuda:0,cuda:1,cuda:2,cuda:3"),
     ("serve-mini-llava-2-replicas", 90,
      "serve --model mini-llava --images 1 --request-rate inf --max-concurrency 240 --num-prompts 1500 --output-len 200 "
      "-- --devices cuda:0,cuda:1"),
@@ -160,70 +190,151 @@ class Measurement:
     command: str
 
     @property
+    def engine(self) -> str | None:
+        """Returns the name of the engine that is made for it, None where it makes its own."""
+        name = self._options.get("--model", "")
+        return name if name in ENGINES else None
+
+    @property
     def gpus(self) -> int:
         """Returns how many GPUs it needs: its ranks, or its devices."""
-        words = self.command.split()
-        options = dict(itertools.pairwise(words))
+        options = self._options | _pairs(ENGINES.get(self.engine or "", ""))
         ranks = int(options.get("--tp-size", 1)) * int(options.get("--pp-size", 1))
         return max(ranks, len(options.get("--devices", "").split(",")))
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return _pairs(self.command)
 
     def words(self, result: Path) -> list[str]:
         """Returns what stands behind `vlm`; what stands behind `--` is for another command."""
         kind, *options = self.command.split()
-        return ["bench", kind, "--json", str(result), *options]
+        return ["bench", kind, "--json", str(result.resolve()), *options]
+
+
+class Gpus:
+    """The GPUs by their numbers, each of which one measurement has at a time."""
+
+    def __init__(self, numbers: list[str]):
+        self._free, self._changed = numbers, Condition()
+
+    @contextlib.contextmanager
+    def taken(self, count: int) -> Iterator[str]:
+        """Waits for so many, and gives their numbers as CUDA_VISIBLE_DEVICES names them."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            own, self._free = self._free[:count], self._free[count:]
+        try:
+            yield ",".join(own)
+        finally:
+            with self._changed:
+                self._free = sorted([*self._free, *own])
+                self._changed.notify_all()
+
+
+class Engines:
+    """Makes the engines of measurements in a folder, side by side, from when it is made on."""
+
+    def __init__(self, folder: Path, wanted: list[Measurement], *, keep: bool):
+        self.folder, self.keep = folder, keep
+        self._uses = [each.engine for each in wanted if each.engine]
+        names = list(dict.fromkeys(self._uses))
+        # one takes some three cores: numbers are drawn by one, turned into the type and written by others
+        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3))
+        self._made: dict[str, Future[bool]] = {name: self._pool.submit(self._make, name) for name in names}
+
+    def _make(self, name: str) -> bool:
+        """Makes one where there is none; False where that fails, which it prints."""
+        if (self.folder / name / "manifest.json").exists():
+            return True
+        began = time.monotonic()
+        options = ENGINES[name].split()
+        done = subprocess.run(
+            [*VLM, "build", *options, "-o", str(self.folder / name)], capture_output=True, text=True, check=False
+        )
+        seconds = time.monotonic() - began
+        print(
+            f"{name}: made in {seconds:.0f} s" if not done.returncode else f"{name}: {done.stderr.strip()}", flush=True
+        )
+        return not done.returncode
+
+    def wait(self) -> bool:
+        """Waits for all; says whether each could be made."""
+        return all(made.result() for made in self._made.values())
+
+    def is_there(self, measurement: Measurement) -> bool:
+        """Waits for a measurement's engine; says whether it could be made, or none is needed."""
+        return measurement.engine is None or self._made[measurement.engine].result()
+
+    def release(self, measurement: Measurement) -> None:
+        """Deletes a measurement's engine where no further one needs it: they are large."""
+        if (name := measurement.engine) is None or self.keep:
+            return
+        self._uses.remove(name)
+        if name not in self._uses:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 @dataclass
 class Session:
-    """Runs measurements on `gpus` GPUs until `end`, a time of the monotonic clock; results go to `out`."""
+    """Runs measurements on GPUs until `end`, a time of the monotonic clock; results go to `out`."""
 
     out: Path
     end: float
-    gpus: int
+    numbers: list[str]
+    engines: Engines
     outcomes: list[Outcome] = field(default_factory=list)
-    _lock: Lock = field(default_factory=Lock)
+    _noted: Condition = field(default_factory=Condition)
 
     def run(self, wanted: list[Measurement]) -> None:
-        """Runs each: those of several GPUs in their order, then on each GPU the next one of the others."""
-        numbers, free = _numbers(self.gpus), SimpleQueue[str | None]()
-        for each in wanted:
-            if each.gpus > 1:
-                self._note(self._measured(each, ",".join(numbers)))
-        for number in numbers if self.gpus > 1 else [None]:
-            free.put(number)
+        """Runs each, those that need the most GPUs first, on the next ones that are free."""
+        gpus = Gpus(self.numbers)
+        order = sorted(wanted, key=lambda each: -each.gpus)
+        with ThreadPoolExecutor(len(self.numbers)) as pool:
+            running: list[Future[None]] = []
+            for each in order:
+                if each.gpus > len(self.numbers):
+                    self._note(Outcome(each.name, "too few GPUs"))
+                    continue
+                # taken here, so that the next one that needs many does not wait behind those that need few
+                taken = contextlib.ExitStack()
+                visible = taken.enter_context(gpus.taken(each.gpus))
+                running.append(pool.submit(self._measure, each, visible, taken))
+            for future in running:
+                future.result()
 
-        def measure(each: Measurement) -> None:
-            gpu = free.get()
-            try:
-                self._note(self._measured(each, gpu))
-            finally:
-                free.put(gpu)
-
-        with ThreadPoolExecutor(self.gpus) as pool:
-            list(pool.map(measure, [each for each in wanted if each.gpus == 1]))
+    def _measure(self, each: Measurement, visible: str, taken: contextlib.ExitStack) -> None:
+        with taken:
+            self._note(self._measured(each, visible))
+            self.engines.release(each)
 
     def _note(self, outcome: Outcome) -> None:
-        with self._lock:
+        with self._noted:
             self.outcomes.append(outcome)
             print(_line(outcome), flush=True)
             text = json.dumps([asdict(each) for each in self.outcomes], indent=2)
             (self.out / "summary.json").write_text(text + "\n")
 
-    def _measured(self, each: Measurement, visible: str | None) -> Outcome:
-        """Runs a measurement where its GPUs are there and its seconds left, and again without Hugging Face where it
-        fails with it."""
-        if each.gpus > self.gpus:
-            return Outcome(each.name, "too few GPUs")
+    def _measured(self, each: Measurement, visible: str) -> Outcome:
+        """Runs a measurement where its seconds are left, and again without Hugging Face where it fails with it."""
+        if not self.engines.is_there(each):
+            return Outcome(each.name, "failed", says="its engine could not be made")
         if self.end - time.monotonic() < each.seconds:
             return Outcome(each.name, "no time left")
-        outcome = _run(each, out=self.out, visible=visible)
+        places = {"out": self.out, "visible": visible, "folder": self.engines.folder}
+        outcome = _run(each, **places)
         left, alone = self.end - time.monotonic(), each.command.startswith(ALONE) or WITHOUT_HF in each.command
         if outcome.status != "failed" or alone or left < each.seconds:
             return outcome
-        again = _run(replace(each, command=f"{each.command} {WITHOUT_HF}"), out=self.out, visible=visible)
+        again = _run(replace(each, command=f"{each.command} {WITHOUT_HF}"), **places)
         if again.status != "ran":
             return again
         return Outcome(each.name, "ran without Hugging Face", outcome.seconds + again.seconds, outcome.says)
+
+
+def _pairs(command: str) -> dict[str, str]:
+    """Returns each word of a command with the one behind it: an option with its value."""
+    return dict(itertools.pairwise(command.split()))
 
 
 def _numbers(gpus: int) -> list[str]:
@@ -240,9 +351,16 @@ def main(arguments: list[str] | None = None) -> int:
         for each in wanted:
             print(f"{each.name} ({each.seconds} s): vlm bench {_shown(each.command)}")
         return 0
-    options.out.mkdir(parents=True, exist_ok=True)
-    session = Session(options.out, time.monotonic() + options.budget, options.gpus)
-    session.run(wanted)
+    with contextlib.ExitStack() as stack:
+        folder = options.engines or Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        folder.mkdir(parents=True, exist_ok=True)
+        fitting = [each for each in wanted if each.gpus <= options.gpus]
+        engines = Engines(folder, fitting, keep=options.engines is not None)
+        if options.build:
+            return int(not engines.wait())
+        options.out.mkdir(parents=True, exist_ok=True)
+        session = Session(options.out, time.monotonic() + options.budget, _numbers(options.gpus), engines)
+        session.run(wanted)
     _print_summary(session.outcomes)
     return int(any(outcome.status in ("failed", "timed out") for outcome in session.outcomes))
 
@@ -254,6 +372,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=1500.0, help="seconds of all together")
     parser.add_argument("--gpus", type=int, default=1, help="that are there, each for a measurement at a time")
     parser.add_argument("--out", type=Path, default=Path("gpu-session"), help="where results go")
+    parser.add_argument(
+        "--engines", type=Path, help="folder of engines, which stay there (default: one that ends with it)"
+    )
+    parser.add_argument("--build", action="store_true", help="make the engines and measure nothing")
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
     return parser.parse_args(arguments)
 
@@ -268,9 +390,9 @@ def _wanted(names: list[str], after: str) -> list[Measurement]:
     return [each for each in known[first:] if not names or each.name.startswith(tuple(names))]
 
 
-def _run(each: Measurement, *, out: Path, visible: str | None) -> Outcome:
-    """Runs one command, which sees the GPUs of these numbers (None: all). Its result has the name that is looked for
-    once it is whole."""
+def _run(each: Measurement, *, out: Path, visible: str, folder: Path) -> Outcome:
+    """Runs one command in the folder of engines, which sees the GPUs of these numbers. Its result has the name that is
+    looked for once it is whole."""
     part, log = out / f"{each.name}.json.part", out / f"{each.name}.log"
     print(f"\n$ vlm bench {_shown(each.command)}", flush=True)
     began = time.monotonic()
@@ -281,7 +403,8 @@ def _run(each: Measurement, *, out: Path, visible: str | None) -> Outcome:
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env=os.environ | {"TMPDIR": scratch} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}),
+            cwd=folder,
+            env=os.environ | {"TMPDIR": scratch, "CUDA_VISIBLE_DEVICES": visible},
         )
         try:
             status = "ran" if process.wait(timeout=each.seconds) == 0 else "failed"

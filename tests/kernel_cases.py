@@ -486,9 +486,8 @@ def add_lora(device: torch.device) -> None:
         matrices = LoraMatrices(a, b, columns)
         x, y = torch.randn(rows, inputs, device=device), torch.randn(rows, 104, device=device)
         for ids in (_ints(count + 1, rows) - 1, torch.full((rows,), -1, dtype=torch.int32)):
-            want, found, ids = y.clone(), y.clone(), ids.to(device)
-            lora_op.reference(want, x, ids, matrices)
-            lora_kernel.add_lora(found, x, ids, matrices)
+            given = lambda _, y=y: y.clone(), x, ids.to(device), matrices
+            want, found = lora_op.reference(*given), lora_kernel.add_lora(*given)
             torch.testing.assert_close(found, want, atol=2e-5 * inputs, rtol=1e-5)
             assert torch.equal(found[ids < 0], y[ids < 0])
 

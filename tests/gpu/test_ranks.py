@@ -1,4 +1,5 @@
-"""Engines that two GPUs run: the tokens of one GPU in FP32, 16-bit logits within tolerance, and what ends them."""
+"""Engines that two or four GPUs run: the tokens of one GPU in FP32, 16-bit logits within tolerance, and what ends
+them."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ pytestmark = [
 ]
 CUDA = RuntimeConfig(device="cuda")
 MAPPINGS = {"tensor": {"tp_size": 2}, "pipeline": {"pp_size": 2}}
+FOUR = {"tensor": {"tp_size": 4}, "pipeline": {"pp_size": 4}, "both": {"tp_size": 2, "pp_size": 2}}
 WAYS = {
     "greedy": {"return_generation_logits": True},
     "beams": {"num_beams": 3, "num_return_sequences": 2},
     "sampling": {"temperature": 0.8, "top_k": 20, "seed": 3, "return_generation_logits": True},
 }
 KINDS = ("nougat", "gated t5", "bart", "llama", "starcoder", "llava")
+DEEP = {"bart": {"encoder_layers": 4, "decoder_layers": 4}, "llama": {"num_hidden_layers": 4}}  # a layer a stage
 EXACT = {"atol": 1e-4, "rtol": 1e-4}
+four_gpus = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="four CUDA devices are not visible")
 
 
 def outputs(engine, runtime: RuntimeConfig = CUDA) -> list:
@@ -43,9 +47,21 @@ def outputs(engine, runtime: RuntimeConfig = CUDA) -> list:
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_gpus_give_the_tokens_of_one(kind, mapping, tmp_path):
-    engine = engine_dir(MODELS[kind](), tmp_path, max_batch_size=24)
+    check_tokens(engine_dir(MODELS[kind](), tmp_path, max_batch_size=24), **MAPPINGS[mapping])
+
+
+@four_gpus
+@pytest.mark.parametrize("mapping", FOUR)
+@pytest.mark.parametrize("kind", DEEP)
+def test_four_gpus_give_the_tokens_of_one(kind, mapping, tmp_path):
+    model = {"bart": tiny.bart, "llama": tiny.llama}[kind](seed=5, **DEEP[kind])
+    check_tokens(engine_dir(model, tmp_path, max_batch_size=24), **FOUR[mapping])
+
+
+def check_tokens(engine, **mapping: int) -> None:
+    """Checks that the GPUs of a mapping give the tokens and logits of one, in FP32."""
     expected = outputs(engine, RuntimeConfig(device="cuda:0"))
-    found = outputs(rebuilt(engine, max_batch_size=24, **MAPPINGS[mapping]))
+    found = outputs(rebuilt(engine, max_batch_size=24, **mapping))
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert [each.token_ids for each in ours.alternatives] == [each.token_ids for each in theirs.alternatives]
@@ -57,7 +73,26 @@ def test_two_gpus_give_the_tokens_of_one(kind, mapping, tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_logits_are_within_tolerance(dtype, mapping, tmp_path):
     """The first token's, whose input is the same: of many rows, which NCCL sums, and of few."""
-    model = tiny.llama(seed=3, hidden_size=256, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4)
+    check_logits(dtype, tmp_path, **MAPPINGS[mapping])
+
+
+@four_gpus
+@pytest.mark.parametrize("mapping", FOUR)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_logits_of_four_gpus_are_within_tolerance(dtype, mapping, tmp_path):
+    check_logits(dtype, tmp_path, num_hidden_layers=4, **FOUR[mapping])
+
+
+def check_logits(dtype: str, tmp_path, num_hidden_layers: int = 2, **mapping: int) -> None:
+    """Checks the first token's logits of the GPUs of a mapping against those of one."""
+    model = tiny.llama(
+        num_hidden_layers=num_hidden_layers,
+        seed=3,
+        hidden_size=256,
+        intermediate_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
     engine = engine_dir(model, tmp_path, max_batch_size=32, dtype=dtype)
     lengths = range(80, 112)  # 3,000 rows of 512 bytes: more than a message of 1 MB
 
@@ -69,15 +104,15 @@ def test_16_bit_logits_are_within_tolerance(dtype, mapping, tmp_path):
         return torch.cat([out.generation_logits.float().flatten() for out in found])
 
     expected = logits(engine, "cuda:0")
-    found = logits(rebuilt(engine, max_batch_size=32, dtype=dtype, **MAPPINGS[mapping]), "cuda")
+    found = logits(rebuilt(engine, max_batch_size=32, dtype=dtype, **mapping), "cuda")
     assert (found - expected).norm() < (0.01 if dtype == "float16" else 0.05) * expected.norm()
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", [*MAPPINGS.values(), pytest.param(FOUR["both"], marks=four_gpus)], ids=str)
 def test_a_rank_that_dies_ends_what_waits_for_it(mapping, tmp_path):
     """A GPU would wait for ever: the first rank must find out, say so, and leave the process fit to go on."""
     engine = engine_dir(tiny.llama(seed=3), tmp_path, max_batch_size=8)
-    split = rebuilt(engine, max_batch_size=8, **MAPPINGS[mapping])
+    split = rebuilt(engine, max_batch_size=8, **mapping)
     with closing(Pipeline(split, CUDA)) as pipe:
         given = inputs_of(pipe)
         pipe.generate(given, max_new_tokens=8, ignore_eos=True)

@@ -40,6 +40,23 @@ if kind == "failing" or (kind == "memory" and "--no-hf" not in sys.argv):
 open(out, "w").write('{"kind": "text"}')
 """
 
+# the same, which makes engines, too: all but one
+MAKES = (
+    """
+import sys, pathlib
+if sys.argv[1] == "build":
+    folder = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+    if folder.name == "broken":
+        sys.exit("vlm: there is no room.")
+    folder.mkdir()
+    (folder / "manifest.json").write_text(" ".join(sys.argv))
+    sys.exit(0)
+if "--model" in sys.argv and sys.argv[sys.argv.index("--model") + 1] == "whole":
+    assert "--tp-size 2" in open("whole/manifest.json").read()
+"""
+    + VLM
+)
+
 
 @pytest.fixture(scope="module")
 def script():
@@ -58,8 +75,12 @@ def test_every_command_is_one_that_its_model_takes(script, tmp_path, monkeypatch
     monkeypatch.setattr(job, "serve", lambda config, options, _: found.append(("serve", (config, options))))
     monkeypatch.setattr(bench, "_write", lambda *_, **__: None)
     for each in (script.Measurement(*command) for command in script.COMMANDS):
+        words = " ".join(each.words(tmp_path / "x.json"))
+        if each.engine:  # what is made before is asked for here as if it were made for it, but for its limits
+            made, _, limits = script.ENGINES[each.engine].partition(f" {script.LIMITS}")
+            words = words.replace(f"--model {each.engine}", made + limits)
         with pytest.raises(SystemExit) as done:
-            main(each.words(tmp_path / "x.json"))
+            main(words.split())
         assert not done.value.code and each.seconds <= 540
     assert len({name for name, *_ in script.COMMANDS}) == len(found) == len(script.COMMANDS)
     for kind, config in found:
@@ -78,6 +99,14 @@ def test_every_command_is_one_that_its_model_takes(script, tmp_path, monkeypatch
         limits = config.limits if pages is None else (lambda _, pages=pages: pages)
         build = subject._checked_build(config, spec, configs, config.dtype, takes=TAKES[kind], limits=limits)
         assert pages is None or config.new_tokens < subject.resolve_limits(build, configs).max_seq_len
+
+
+def test_engines_that_are_made_before_are_those_that_measurements_need(script):
+    needed = [each.engine for each in (script.Measurement(*command) for command in script.COMMANDS) if each.engine]
+    assert sorted(needed) == sorted(script.ENGINES)
+    by_gpus = {1: 3, 2: 3, 4: 9}
+    measurements = [script.Measurement(*command) for command in script.COMMANDS]
+    assert {gpus: sum(each.gpus == gpus and bool(each.engine) for each in measurements) for gpus in by_gpus} == by_gpus
 
 
 def test_the_page_of_benchmarks_has_the_commands(script):
@@ -135,7 +164,30 @@ def test_several_gpus_take_turns(script, session, monkeypatch):
         0,
         {"a": "ran", "b": "too few GPUs", "c": "too few GPUs", "d": "ran", "e": "too few GPUs"},
     )
-    assert seen[4:] == [("a", None), ("d", None)]
+    assert seen[4:] == [("a", "0"), ("d", "0")]
+
+
+def test_engines_are_made_before_and_deleted_when_nothing_needs_them(script, session, tmp_path, monkeypatch, capsys):
+    """Two measurements share one, another one cannot be made; in a folder that is named they stay."""
+    (tmp_path / "vlm.py").write_text(MAKES)
+    monkeypatch.setattr(script, "ENGINES", {"whole": "--tp-size 2", "broken": "--pp-size 2"})
+    commands = [("a", 50, "fine --model whole"), ("b", 50, "fine --model broken"), ("c", 50, "fine --model whole"),
+                ("d", 50, "fine --model elsewhere")]  # fmt: skip
+    folders, release = [], script.Engines.release
+    monkeypatch.setattr(
+        script.Engines, "release", lambda self, each: (release(self, each), folders.append([*self.folder.iterdir()]))
+    )
+    expected = (1, {"a": "ran", "b": "failed", "c": "ran", "d": "ran"})
+    assert session(commands, "--gpus", "2") == expected and folders[-1] == []
+    shown = capsys.readouterr().out
+    assert "vlm: there is no room" in shown and "b: failed, 0 s: its engine could not be made" in shown
+    engines = tmp_path / "engines"
+    asked = ("--gpus", "2", "--engines", str(engines))
+    monkeypatch.setattr(script, "COMMANDS", tuple(commands))
+    assert script.main(["--build", *asked]) == 1 and [folder.name for folder in engines.iterdir()] == ["whole"]
+    made = (engines / "whole" / "manifest.json").stat().st_mtime_ns
+    assert session(commands, *asked) == expected
+    assert (engines / "whole" / "manifest.json").stat().st_mtime_ns == made
 
 
 def test_some_of_them(session, script, capsys):

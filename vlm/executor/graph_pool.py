@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Result = TypeVar("Result", Tensor, None)
+ROOM = 4 * 2**30  # bytes of a device in which any pass finds room; what torch keeps for later is not free to a graph
 
 
 class GraphPool:
@@ -16,7 +18,7 @@ class GraphPool:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}  # with what each returns
 
     def __contains__(self, key: tuple) -> bool:
@@ -45,12 +47,24 @@ class GraphPool:
     def capture(self, key: tuple, function: Callable[..., object], *inputs: Tensor) -> None:
         """Captures function(*inputs); runs it once before, which compiles kernels and fills lazily made buffers."""
         static = tuple(x.clone() for x in inputs)
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             function(*static)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with self._capturing(graph):
             output = function(*static)
         self._graphs[key] = graph, static, output
+
+    @contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Captures what its block launches. torch.cuda.graph empties torch's caches before each capture: whatever runs
+        next asks the driver for memory again, and waits for the device. Here that is for where there is little."""
+        torch.cuda.synchronize(self.device)
+        if torch.cuda.mem_get_info(self.device)[0] < ROOM:
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self.pool)
+            try:
+                yield
+            finally:
+                graph.capture_end()

@@ -94,7 +94,4 @@ class LoraBank(nn.Module):
         return self._matrices
 
     def forward(self, x: Tensor, adapter_ids: Tensor, product: Product) -> Tensor:
-        y = product(x)
-        if self._matrices is not None:
-            add_lora(y, x, adapter_ids, self._matrices)
-        return y
+        return product(x) if self._matrices is None else add_lora(product, x, adapter_ids, self._matrices)

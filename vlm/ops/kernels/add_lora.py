@@ -3,11 +3,14 @@
 The matrices of all adapters lie behind each other, as one of N · rank columns. One kernel makes each row narrow by
 those columns that are its own adapter's, another one adds what B makes of that. A program has a tile of rows and a
 chunk of columns, of several adapters where they are narrow, and reads nothing of a chunk that none of its rows needs.
+In a graph the first kernel is a branch beside the layer's own product, which leaves most multiprocessors idle.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
@@ -21,6 +24,7 @@ FEW, MANY = 16, 64  # rows of a tile: the fewest that tensor cores multiply; of 
 PREFILL_ROWS = 1024  # from which on tiles are MANY
 INPUTS = 128  # a step's
 CHUNK = 64  # columns at most, of as many adapters as have room
+STEP_CHUNK = 128  # of a step's second product, which has nothing to do while they come: all at once
 
 
 @dependent
@@ -78,21 +82,21 @@ def _expand(
     # on its way while the narrow rows are not there yet
     b = tl.load(b_at, mask=(first + c < end)[:, None] & in_tile[None, :], other=0.0)
     wait_for_inputs()
+    at = y_ptr + row[:, None].to(tl.int64) * y_row + y_begin + i[None, :]
+    mask = (ids >= 0)[:, None] & in_tile[None, :]
+    y = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     added = tl.zeros([ROWS, TILE], tl.float32)
     for start in range(first, end, CHUNK):
         column = start + c
         is_own = ids[:, None] == (column // RANK)[None, :]
         narrow = tl.zeros([ROWS, CHUNK], tl.float32)
         for split in tl.static_range(SPLITS):  # pyright: ignore[reportGeneralTypeIssues]
-            at = (((split * R + row) * P + part) * RANK)[:, None] + (column % RANK)[None, :]
-            narrow += tl.load(narrow_ptr + at, mask=is_own, other=0.0)
+            narrow_at = (((split * R + row) * P + part) * RANK)[:, None] + (column % RANK)[None, :]
+            narrow += tl.load(narrow_ptr + narrow_at, mask=is_own, other=0.0)
         added = tl.dot(narrow.to(b.dtype), b, added, input_precision="ieee")
         b_at += CHUNK * b_width
         b = tl.load(b_at, mask=(column + CHUNK < end)[:, None] & in_tile[None, :], other=0.0)
-    at = y_ptr + row[:, None].to(tl.int64) * y_row + y_begin + i[None, :]
-    mask = (ids >= 0)[:, None] & in_tile[None, :]
-    y = tl.load(at, mask=mask, other=0.0).to(tl.float32) + added
-    tl.store(at, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(at, (y + added).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @functools.cache
@@ -105,22 +109,47 @@ def num_splits(tiles: int, inputs: int, processors: int) -> int:
     return triton.next_power_of_2(min(triton.cdiv(processors, tiles), triton.cdiv(inputs, 2 * INPUTS)))
 
 
-def add_lora(y: Tensor, x: Tensor, adapter_ids: Tensor, matrices: LoraMatrices) -> None:
+@functools.cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
+
+
+@contextlib.contextmanager
+def _beside(device: torch.device) -> Iterator[Callable[[], object]]:
+    """Launches in a graph what is launched within as a branch of its own; what it gives joins it again. Elsewhere it is
+    launched as everything is: events would take the host longer than they save."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        yield lambda: None
+        return
+    current, side = torch.cuda.current_stream(), _side_stream(device.index or 0)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        yield lambda: current.wait_stream(side)
+
+
+def add_lora(product: Callable[[Tensor], Tensor], x: Tensor, adapter_ids: Tensor, matrices: LoraMatrices) -> Tensor:
     """Does what the operation `add_lora` says."""
     parts, count, rank, inputs = matrices.a.shape
     rows, columns, is_prefill = len(x), count * rank, len(x) >= PREFILL_ROWS
     height = MANY if is_prefill else FEW
     row_tiles = triton.cdiv(rows, height)
-    assert x.stride(1) == y.stride(1) == 1 and matrices.a.is_contiguous() and matrices.b.is_contiguous()
-    splits = num_splits(row_tiles * parts, inputs, _processors(y.device.index or 0))
-    narrow = torch.empty((splits, rows, parts, rank), dtype=torch.float32, device=y.device)
+    splits = num_splits(row_tiles * parts, inputs, _processors(x.device.index or 0))
+    narrow = torch.empty((splits, rows, parts, rank), dtype=torch.float32, device=x.device)
     # of a prompt's rows, which have one adapter, a chunk of several would be computed for nothing
-    chunk = min(CHUNK, max(16, triton.next_power_of_2(rank if is_prefill else columns)))
-    kind = {"ROWS": height, "CHUNK": chunk, "SPLITS": splits, "num_warps": 4}
-    _shrink[(row_tiles, triton.cdiv(columns, chunk), parts * splits)](
-        x, matrices.a, adapter_ids, narrow, rows, inputs, parts, rank, columns, x.stride(0), INPUTS=INPUTS, **kind
-    )
+    chunk = lambda most: min(most, max(16, triton.next_power_of_2(rank if is_prefill else columns)))  # noqa: E731
+    kind = {"ROWS": height, "SPLITS": splits, "num_warps": 4}
+    assert x.stride(1) == 1 and matrices.a.is_contiguous() and matrices.b.is_contiguous()
+    width = chunk(CHUNK)
+    with _beside(x.device) as join:
+        _shrink[(row_tiles, triton.cdiv(columns, width), parts * splits)](
+            x, matrices.a, adapter_ids, narrow, rows, inputs, parts, rank, columns, x.stride(0),
+            INPUTS=INPUTS, CHUNK=width, **kind,
+        )  # fmt: skip
+    y = product(x)
+    assert y.stride(1) == 1
+    join()
     _expand[(row_tiles, len(matrices.tiles))](
         narrow, matrices.b, adapter_ids, matrices.tiles, y, rows, parts, rank, y.stride(0), matrices.b.shape[2],
-        TILE=TILE, ALIGNMENT=matrices.alignment, **kind,
+        TILE=TILE, ALIGNMENT=matrices.alignment, CHUNK=chunk(CHUNK if is_prefill else STEP_CHUNK), **kind,
     )  # fmt: skip
+    return y
