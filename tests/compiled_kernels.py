@@ -36,7 +36,8 @@ def signature(kernel: Any, values: dict[str, Any]) -> Signature:
     known: dict[tuple[int], Any] = {}
     for i, parameter in enumerate(kernel.params):
         name, value = parameter.name, values.get(parameter.name, parameter.default)
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        is_general = parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and not is_general):
             types[name], constants[i,] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             types[name], known[i,] = POINTERS[value.dtype], ALIGNED
@@ -44,7 +45,7 @@ def signature(kernel: Any, values: dict[str, Any]) -> Signature:
             types[name] = "i1"
         elif isinstance(value, int):
             types[name] = "i32" if abs(value) < 2**31 else "i64"
-            known |= {(i,): ALIGNED} if value % 16 == 0 else {}
+            known |= {(i,): ALIGNED} if value % 16 == 0 and not is_general else {}
         else:
             types[name] = "fp32"
     return types, constants, known

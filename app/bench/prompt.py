@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm.processing.image_processor import ImageProcessor
 
+FULL_LENGTH = {"ignore_eos": True, "loop_detection": False}  # random weights repeat themselves
 CHECKED = 32  # tokens a prompt that are compared
 Measurement = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
 
@@ -63,7 +64,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
 
     def generate(inputs: list[dict[str, Any]], new_tokens: int, **options: Any) -> list[Output]:
         inputs = with_adapters(inputs, pipeline)
-        outputs = pipeline.generate(inputs, **settings | {"ignore_eos": True} | options, max_new_tokens=new_tokens)
+        outputs = pipeline.generate(inputs, **settings | FULL_LENGTH | options, max_new_tokens=new_tokens)
         assert all(len(out.token_ids) == new_tokens for out in outputs)
         if new_tokens == 1:
             encode.append(pipeline.timings["encode"])

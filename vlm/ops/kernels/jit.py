@@ -6,12 +6,17 @@ one has that line left out of the check.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import triton
 
 from vlm.ops.kernels import compile_time
+
+# rows, and the farthest distance of two positions: Triton compiles a kernel anew for an integer that is 1 and for one
+# that 16 divides, and the first batch of so many would wait for it
+VARYING = ("R", "count", "MOST", "FAR")
 
 
 class Kernel(Protocol):
@@ -25,5 +30,11 @@ class Kernel(Protocol):
         ...
 
 
+def jit(function: Callable[..., Any]) -> Kernel:
+    """Compiles a function for the arguments of its launches."""
+    parameters = inspect.signature(function).parameters.values()
+    varying = [p.name for p in parameters if p.name in VARYING and "constexpr" not in str(p.annotation)]
+    return cast("Kernel", triton.jit(function, do_not_specialize=varying))
+
+
 compile_time.watch()
-jit = cast("Callable[[Callable[..., Any]], Kernel]", triton.jit)
