@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from vlm.api import prefetch
 from vlm.api.prefetch import Prefetch
 from vlm.errors import ImageError
 
@@ -73,6 +75,17 @@ def test_short_work_is_shared_out_in_parts_and_waited_for(pool):
     inputs = feed.ready(block=True)
     assert sorted((index, outcome.result()) for index, outcome in inputs) == [(i, i + 1) for i in range(100)]
     assert not feed.more or feed.ready(block=False) == []
+
+
+def test_of_long_work_what_comes_soon_goes_along(pool, monkeypatch):
+    """An engine that is idle begins with all that is as good as ready, and not with what takes longer."""
+    monkeypatch.setattr(prefetch, "SOON", 1.0)
+    slow = threading.Event()
+    feed = Prefetch(pool, enumerate("abcd"), lambda _, value: slow.wait(60) if value == "c" else value, window=4)
+    assert [index for index, _ in feed.ready(block=True)] == [0, 1, 3]
+    assert feed.ready(block=False) == [] and feed.more
+    slow.set()
+    assert drained(feed) == {2: True}
 
 
 def test_an_error_is_its_own_inputs_alone(pool):

@@ -70,10 +70,10 @@ class PooledMap(Generic[T, R]):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def take(self) -> tuple[int, Outcome[R]]:
-        """Waits for the next outcome."""
+    def take(self, timeout: float | None = None) -> tuple[int, Outcome[R]]:
+        """Waits for the next outcome. Raises queue.Empty where none comes within `timeout` seconds."""
         if not self._outcomes:
-            self._outcomes.extend(self._finished.get())
+            self._outcomes.extend(self._finished.get(timeout=timeout))
         self._taken += 1
         return self._outcomes.popleft()
 

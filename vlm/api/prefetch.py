@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
+import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from vlm.api.pooled import Outcome, PooledMap
 
 CANCELLED = object()  # what becomes of an input that is a cancelled Future
+SOON = 0.01  # seconds that others are waited for, once the first is there: pixel values that are ready come in those
 
 
 class Prefetch:
@@ -31,7 +36,7 @@ class Prefetch:
     ):
         """`prepare` is given an input with its index. `most`: inputs that a thread prepares at once; where several,
         they are short work, which `ready` waits for: an engine that begins with all of them is sooner done than one
-        that begins with the first."""
+        that begins with the first. Of others it waits for what comes soon."""
         self._source, self._room, self.most = source, window, most
         self._prepared = PooledMap[tuple[int, Any], Any](pool, lambda pair: _prepared(prepare, *pair), most)
         self._first: deque[tuple[int, Any]] = deque()  # inputs that go before the others
@@ -63,12 +68,17 @@ class Prefetch:
         """Returns inputs as they are prepared; waits for one when `block`."""
         self._fill()
         inputs: list[tuple[int, Outcome[Any]]] = []
-        while self._waits(block, bool(inputs)):
-            index, outcome = self._prepared.take()
-            if outcome.value is CANCELLED:
-                self._room += 1
-            else:
-                inputs.append((index, outcome))
+        end = math.inf  # of the wait for others
+        with suppress(queue.Empty):
+            while self._waits(block, bool(inputs)):
+                left = end - time.monotonic()
+                index, outcome = self._prepared.take(None if left == math.inf else max(0.0, left))
+                if self.most == 1 and end == math.inf:
+                    end = time.monotonic() + SOON
+                if outcome.value is CANCELLED:
+                    self._room += 1
+                else:
+                    inputs.append((index, outcome))
         return inputs
 
     def put_first(self, inputs: Iterable[tuple[int, Any]]) -> None:
@@ -91,7 +101,7 @@ class Prefetch:
             return True
         if not block or not self._num_to_come:
             return False
-        return not any_taken or (self.most > 1 and self._prepared.num_under_way > 0)
+        return not any_taken or self._prepared.num_under_way > 0
 
     def _fill(self) -> None:
         begun: list[tuple[int, tuple[int, Any]]] = []

@@ -34,7 +34,7 @@ def jit(function: Callable[..., Any]) -> Kernel:
     """Compiles a function for the arguments of its launches."""
     parameters = inspect.signature(function).parameters.values()
     varying = [p.name for p in parameters if p.name in VARYING and "constexpr" not in str(p.annotation)]
-    return cast("Kernel", triton.jit(function, do_not_specialize=varying))
+    return cast("Kernel", triton.jit(do_not_specialize=varying)(function))
 
 
 compile_time.watch()
