@@ -54,6 +54,7 @@ from vlm.ops.kernels import scale_rows as scale_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
+from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 
@@ -517,6 +518,31 @@ def w8a8(device: torch.device) -> None:
                 )
 
 
+def rounded_ahead(device: torch.device) -> None:
+    """Rows that a norm or an activation makes and rounds: what these give, rounded by itself, and the rows as well."""
+    x, delta, weight, bias = torch.randn(4, 9, 72, device=device).unbind()
+    makers = [
+        lambda: norm_kernel.add_norm(x, delta, weight[0], None, 1e-5),
+        lambda: norm_kernel.add_norm(x, None, weight[0], bias[0], 1e-5),
+        lambda: (x, activation_kernel.activated(x, activation_op.Activation("silu", gated=True))),
+        lambda: (x, activation_kernel.activated(x, activation_op.Activation("gelu"))),
+    ]
+    for make, dtype, static in itertools.product(
+        makers, (torch.int8, torch.float8_e4m3fn), (None, torch.tensor([0.02], device=device))
+    ):
+        given = dtype, static, w8a8_op.LEAST[dtype][static is not None], w8a8_op.MOST[dtype]
+        stream, rows = make()
+        want = w8a8_kernel.rounded(rows, *given)
+        with NormsAhead(9) as ahead:
+            later_stream, later = make()
+            found = w8a8_kernel.rounded(later.view_as(rows), *given)
+            assert ahead.taken(later) is None
+        for ours, theirs in ((later_stream, stream), (later, rows), *zip(found, want, strict=True)):
+            assert torch.equal(ours.float(), theirs.float())
+        with NormsAhead(9):  # nobody rounds it
+            assert torch.equal(make()[1] + 0, rows)
+
+
 def greedy(device: torch.device) -> None:
     for vocab in (7, 1000, 50001):
         logits = torch.randn(4, vocab).round(decimals=1).to(device)  # rounded: many equals
@@ -695,6 +721,7 @@ CASES = {
         add_lora,
         scale_rows,
         w8a8,
+        rounded_ahead,
         greedy,
         topk_logprobs,
         beam_search,

@@ -22,6 +22,7 @@ NAMES = (
     "add_lora",
     "scale_rows",
     "w8a8",
+    "rounded_ahead",
     "greedy",
     "topk_logprobs",
     "beam_search",

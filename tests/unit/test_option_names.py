@@ -23,7 +23,8 @@ FOREIGN = set(
     "--short --porcelain --untracked-files --upgrade --requeue --job-name --gpus-per-node --cpus-per-task --time"
     " --array --head --address --neutral-500 --text-sm --spacing-xl --spacing-xxl"
     " --query-gpu --id --loop-ms --allow-run-as-root --nproc-per-node --no-python --nodes --ntasks-per-node"
-    " --gpus-per-task --gpu-architecture --list --budget --after --gpus --build --engines".split()  # … and of benchmarks/gpu_session.py
+    " --gpus-per-task --gpu-architecture"
+    " --list --budget --after --gpus --build --engines".split()  # … and of benchmarks/gpu_session.py
 )
 LOADING_VERBS = {
     "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",

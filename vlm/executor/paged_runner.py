@@ -28,6 +28,7 @@ from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.step_rows import StepRows
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
+from vlm.layers.quant.w8a8 import rounds_rows
 from vlm.ops import beam_search
 from vlm.ops.norms_ahead import norms_ahead
 from vlm.ops.paged_kv import KVCache
@@ -65,7 +66,7 @@ class PagedRunner:
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self.num_stages = num_stages
         self._threads = num_threads()
-        self._parameters = parameters_of(decoder)
+        self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
         self._prefill_graphs = LaunchBound.of(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
         self._text_graphs = LaunchBound.of(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
 
@@ -229,7 +230,7 @@ class PagedRunner:
         )
         axes, ids = self.state.axes_of(step.slots, step.positions), self._adapter_ids(step.slots, adapted=adapted)
         batch = ForwardBatch(step.positions if axes is None else axes, attention, last, ids)
-        with norms_ahead(self.device):
+        with norms_ahead(self.device, rounds=self._rounds):
             return self.decoder.logits(self._hidden(step.token_ids, batch), batch)
 
     def _hidden(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Norms of one row that the product behind them computes."""
+"""Norms and activations that the product behind them computes, or who rounds their rows for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
+from vlm.ops.w8a8 import FEW_ROWS
 
-def norms_ahead(device: torch.device) -> AbstractContextManager[Any]:
+
+def norms_ahead(device: torch.device, *, rounds: bool = False) -> AbstractContextManager[Any]:
     """Returns a context within which a norm of one row may wait for the product that takes its row: one kernel then
-    computes both. What else reads its results finds them, too."""
+    computes both. Where products round their rows to 8 bits (`rounds`), norms and activations of several wait for that.
+    What else reads their results finds them, too."""
     if device.type != "cuda":
         return nullcontext()
     from vlm.ops.kernels.norms_ahead import NormsAhead
 
-    return NormsAhead()
+    return NormsAhead(FEW_ROWS + 1 if rounds else None)

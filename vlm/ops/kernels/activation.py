@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,9 @@ from torch import Tensor
 from vlm.ops.activation import Activation
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.norms_ahead import NormsAhead
+from vlm.ops.kernels.rounding import Rounding, pointers, store_rounded
+from vlm.ops.kernels.rounding import constants as of_rounding
 
 TILE = 1024
 
@@ -68,27 +73,53 @@ def store(y, y_ptr, R, N, first_row=0):
 
 
 @dependent
-def _activated(x_ptr, y_ptr, F, NAME: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr):
+def _activated(
+    x_ptr, y_ptr, values_ptr, scale_ptr, static_ptr, F, NAME: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr,
+    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
+):  # fmt: skip
     let_next_start()
     wait_for_inputs()
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    mask = i < F
-    x = x_ptr + row * F * (2 if GATED else 1) + i
+    mask = (row >= 0)[:, None] & (i < F)[None, :]
+    x = x_ptr + row[:, None] * F * (2 if GATED else 1) + i[None, :]
     y = act(tl.load(x, mask=mask, other=0.0).to(tl.float32), NAME)
     if GATED:
         y *= tl.load(x + F, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * F + i, y.to(y_ptr.dtype.element_ty), mask=mask)
+    at, y = row[:, None] * F + i[None, :], y.to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + at, y, mask=mask)
+    if ROUND:
+        y = tl.where(mask, y.to(tl.float32), 0.0)
+        store_rounded(y, at, mask, row, row >= 0, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST, TINY)
+
+
+@dataclass(frozen=True)
+class Activated:
+    """Inputs and result of an activation that may wait: `row` [R, F] of x."""
+
+    x: Tensor
+    activation: Activation
+    row: Tensor
+
+    def launch(self, rounding: Rounding | None = None) -> None:
+        """Computes it, and rounds its rows: a program has one whole then."""
+        rows, width = self.row.numel() // self.row.shape[-1], self.row.shape[-1]
+        tile = TILE if rounding is None else triton.next_power_of_2(width)
+        _activated[(rows, triton.cdiv(width, tile))](
+            self.x, self.row, *pointers(rounding, self.row), width,
+            NAME=self.activation.name, GATED=self.activation.gated, TILE=tile, **of_rounding(rounding),
+            num_warps=4 if rounding is None else min(16, max(1, tile // 512)),
+        )  # fmt: skip
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
     assert x.is_contiguous()
-    width = activation.width(x.shape[-1])
-    rows = x.numel() // x.shape[-1]
-    y = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
-    _activated[(rows, triton.cdiv(width, TILE))](
-        x, y, width, NAME=activation.name, GATED=activation.gated, TILE=TILE, num_warps=4
-    )
+    y = torch.empty((*x.shape[:-1], activation.width(x.shape[-1])), dtype=x.dtype, device=x.device)
+    result = Activated(x, activation, y)
+    if (ahead := NormsAhead.current()) is not None and ahead.awaits(y):
+        ahead.put(result)
+    else:
+        result.launch()
     return y
 
 

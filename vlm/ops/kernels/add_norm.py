@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.norms_ahead import Norm, NormsAhead
+from vlm.ops.kernels.rounding import Rounding, constants, pointers, store_rounded
 
 ELEMENTS = 2048  # a program's, where rows are short and very many
 MANY = 4096
@@ -16,8 +17,9 @@ MANY = 4096
 
 @dependent
 def _add_norm(
-    x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, count, eps,
+    x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, values_ptr, scale_ptr, static_ptr, count, eps,
     C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr,
+    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -39,7 +41,11 @@ def _add_norm(
     y = x * scale * weight[None, :]
     if CENTRE:
         y += tl.load(bias_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+    y = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, y, mask=mask)
+    if ROUND:
+        y = tl.where(mask, y.to(tl.float32), 0.0)
+        store_rounded(y, at, mask, row, row < count, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST, TINY)
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -50,19 +56,20 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | Non
     stream = x if delta is None else torch.empty_like(x)
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     norm = Norm(x, delta, weight, bias, eps, stream, out, _launch)
-    if (ahead := NormsAhead.current()) is not None and norm.fits:
+    if (ahead := NormsAhead.current()) is not None and (norm.fits or ahead.awaits(out)):
         ahead.put(norm)
     else:
         norm.launch()
     return stream, out
 
 
-def _launch(norm: Norm) -> None:
+def _launch(norm: Norm, rounding: Rounding | None) -> None:
     x, weight, width = norm.x, norm.gain, norm.x.shape[-1]
     count, padded = x.numel() // width, triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // padded) if count >= MANY else 1
     _add_norm[(triton.cdiv(count, rows),)](
         x, x if norm.delta is None else norm.delta, weight, weight if norm.shift is None else norm.shift, norm.stream,
-        norm.row, count, norm.eps,
-        C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, CENTRE=norm.shift is not None, num_warps=4,
+        norm.row, *pointers(rounding, norm.row), count, norm.eps,
+        C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, CENTRE=norm.shift is not None,
+        **constants(rounding), num_warps=4,
     )  # fmt: skip

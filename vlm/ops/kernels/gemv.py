@@ -163,7 +163,7 @@ def linear(
     scale [N, 1], or [N, K / 2] as vlm.ops.int4_packing.packed4 has it with scale and zero [N, groups], or in the type
     of x without a scale."""
     shape, width = _shape(x, weight, scale, zero, activation), len(weight)
-    norm = None if (ahead := NormsAhead.current()) is None else ahead.taken(x)
+    norm = None if (ahead := NormsAhead.current()) is None else ahead.taken_norm(x)
     y = x.new_empty((1, width if activation is None else activation.width(width)), dtype=dtype)
     act = 0 if activation is None else ACTIVATIONS[activation.name]
     kernel = _kernel(shape, TYPES[x.dtype], TYPES[dtype], act, bias is not None, _norm_types(norm), x.device)

@@ -1,4 +1,5 @@
-"""Norms of one row that wait for the product that takes the row (gemv.py): both are one kernel then."""
+"""Norms of one row that wait for the product that takes the row (gemv.py), norms and activations of several that wait
+for who rounds them to 8 bits (w8a8.py): both are one kernel then."""
 
 from __future__ import annotations
 
@@ -7,18 +8,31 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlm.ops.kernels import nvrtc
+from vlm.ops.kernels.rounding import Rounding
 
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)  # as in gemv.cu
 X_TYPES = (torch.float16, torch.bfloat16)
 VECTOR = 8  # values that are loaded at once
 MOST_VALUES = 8192  # of a row: four vectors a thread
+MOST_ROUNDED = 32768  # of a row that a program holds
+
+
+class Waiting(Protocol):
+    """Rows that have not been computed yet."""
+
+    @property
+    def row(self) -> Tensor: ...
+
+    def launch(self, rounding: Rounding | None = None) -> None:
+        """Computes them, and what they are rounded to."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,7 @@ class Norm:
     eps: float
     stream: Tensor
     row: Tensor
-    compute: Callable[[Norm], None]
+    compute: Callable[[Norm, Rounding | None], None]
 
     @property
     def fits(self) -> bool:
@@ -56,21 +70,23 @@ class Norm:
     def kind(self) -> int:
         return RMS_NORM if self.shift is None else LAYER_NORM
 
-    def launch(self) -> None:
-        """Computes it by itself."""
-        self.compute(self)
+    def launch(self, rounding: Rounding | None = None) -> None:
+        """Computes it by itself, and what it is rounded to."""
+        self.compute(self, rounding)
 
 
 class NormsAhead(TorchDispatchMode):
-    """Within it a norm of one row is computed by the product that takes the row, if that is launched next.
+    """Within it a norm of one row is computed by the product that takes the row, if that is launched next. Where
+    `rounded_from` rows and more are rounded, a norm or an activation of so many ends with that.
 
-    Otherwise it is launched by itself: ahead of every operation of torch but views and allocations, and of every kernel
-    of Triton's.
+    Otherwise what waits is launched by itself: ahead of every operation of torch but views and allocations, and of
+    every kernel of Triton's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rounded_from: int | None = None) -> None:
         super().__init__()
-        self._norm: Norm | None = None
+        self._waiting: Waiting | None = None
+        self._rounded_from = rounded_from
 
     @staticmethod
     def current() -> NormsAhead | None:
@@ -89,30 +105,47 @@ class NormsAhead(TorchDispatchMode):
         _of_thread.norms_ahead = None
         if error is None:
             self.launch()
-        self._norm = None
+        self._waiting = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_harmless(func):
             self.launch()
         return func(*args, **(kwargs or {}))
 
-    def put(self, norm: Norm) -> None:
-        """Lets a norm wait."""
-        self.launch()
-        self._norm = norm
+    def awaits(self, rows: Tensor) -> bool:
+        """Says whether rows may wait for who rounds them."""
+        if self._rounded_from is None or rows.ndim != 2:
+            return False
+        return len(rows) >= self._rounded_from and rows.shape[1] <= MOST_ROUNDED
 
-    def taken(self, row: Tensor) -> Norm | None:
-        """Returns the norm whose row this is, if one waits, for who computes it; launches another one."""
-        if self._norm is None or (self._norm.row.data_ptr(), self._norm.row.shape) != (row.data_ptr(), row.shape):
+    def put(self, waiting: Waiting) -> None:
+        """Lets a norm or an activation wait."""
+        self.launch()
+        self._waiting = waiting
+
+    def taken(self, row: Tensor) -> Waiting | None:
+        """Returns what makes these rows, if it waits, for who computes it; launches another one."""
+        if self._waiting is None or (self._waiting.row.data_ptr(), self._waiting.row.shape) != (
+            row.data_ptr(),
+            row.shape,
+        ):
             self.launch()
-        norm, self._norm = self._norm, None
-        return norm
+        waiting, self._waiting = self._waiting, None
+        return waiting
+
+    def taken_norm(self, row: Tensor) -> Norm | None:
+        """Returns the norm whose row this is, as `taken` does; launches what is none."""
+        waiting = self.taken(row)
+        if waiting is None or isinstance(waiting, Norm):
+            return waiting
+        waiting.launch()
+        return None
 
     def launch(self) -> None:
-        """Launches the norm that waits."""
-        norm, self._norm = self._norm, None
-        if norm is not None:
-            norm.launch()
+        """Launches what waits."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.launch()
 
 
 _of_thread = threading.local()

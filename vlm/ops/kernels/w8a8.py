@@ -8,28 +8,23 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.norms_ahead import NormsAhead
+from vlm.ops.kernels.rounding import Rounding, constants, pointers, store_rounded
 
 FEW = 64  # rows that are one side of a tile
-TINY = float(torch.finfo(torch.float32).tiny)
 
 
 @dependent
 def _rounded(
-    x_ptr, static_ptr, y_ptr, scale_ptr, K, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
-    STATIC: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr, values_ptr, scale_ptr, static_ptr, K, ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr, TINY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
-    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
-    scale = tl.load(static_ptr) if STATIC else tl.maximum(tl.max(tl.abs(x)), TINY * MOST) / MOST
-    y = tl.div_rn(x, scale)
-    if y_ptr.dtype.element_ty == tl.int8:
-        # what is added to a number below 2^22 rounds it to a whole one, halves to even ones
-        y = (tl.minimum(tl.maximum(y, LEAST), MOST) + 12582912.0) - 12582912.0
-    y = tl.minimum(tl.maximum(y, LEAST), MOST)
-    tl.store(y_ptr + row * K + k, y.to(y_ptr.dtype.element_ty), mask=k < K)
-    tl.store(scale_ptr + row, scale)
+    row, k = tl.program_id(0).to(tl.int64) + tl.arange(0, 1), tl.arange(0, WIDTH)
+    at, mask = row[:, None] * K + k[None, :], (row >= 0)[:, None] & (k < K)[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    store_rounded(x, at, mask, row, row >= 0, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST, TINY)
 
 
 @dependent
@@ -65,17 +60,20 @@ def _product(
 def rounded(
     rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None, least: float, most: float
 ) -> tuple[Tensor, Tensor]:
-    """Rounds as vlm.ops.w8a8.rounded says."""
+    """Rounds as vlm.ops.w8a8.rounded says: by the kernel that makes the rows, where that waits."""
     count, inputs = rows.shape
-    y = torch.empty((count, inputs), dtype=dtype, device=rows.device)
+    values = torch.empty((count, inputs), dtype=dtype, device=rows.device)
     scale = torch.empty((count, 1), dtype=torch.float32, device=rows.device)
+    rounding = Rounding(values, scale, static_scale, float(least), float(most))
+    if (ahead := NormsAhead.current()) is not None and (maker := ahead.taken(rows)) is not None:
+        maker.launch(rounding)
+        return values, scale
     width = triton.next_power_of_2(inputs)
     _rounded[(count,)](
-        rows, scale if static_scale is None else static_scale, y, scale, inputs,
-        LEAST=float(least), MOST=float(most), TINY=TINY, STATIC=static_scale is not None, WIDTH=width,
+        rows, *pointers(rounding, rows), inputs, **constants(rounding), WIDTH=width,
         num_warps=min(16, max(1, width // 512)),
     )  # fmt: skip
-    return y, scale
+    return values, scale
 
 
 def product(
