@@ -26,6 +26,7 @@ from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import prompt_lookup as lookup_op
 from vlm.ops import rotary as rotary_op
+from vlm.ops import rotary_angles as angles_op
 from vlm.ops import sample as sample_op
 from vlm.ops import scale_rows as scale_op
 from vlm.ops import topk_logprobs as topk_op
@@ -241,6 +242,20 @@ def rotary(device: torch.device) -> None:
             found = rotary_kernel.rotary_kv_write(*parts, angles, ours, tables, slots, positions)
             torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-5)
             _check_written(ours, theirs, rows * kv_heads * dim, atol=1e-6)
+
+
+def rotary_angles(device: torch.device) -> None:
+    """Positions of one axis and of three, near and far."""
+    for half, scale in ((6, 1.0), (10, 1.25)):
+        frequencies = 1.0 / 10000.0 ** (torch.arange(half, device=device) / half)
+        for rows, dtype in ((1, torch.int32), (7, torch.int64)):
+            positions = torch.randint(0, 50000, (3, rows), dtype=dtype).to(device)
+            axes = torch.arange(half, device=device) % 3
+            for given in ((positions[1], axes[:0]), (positions, axes)):
+                at, by = given
+                found = rotary_kernel.angles(at, frequencies, by, scale)
+                want = angles_op.reference(at, frequencies, by, scale)
+                torch.testing.assert_close(found, want, atol=2e-6, rtol=1e-5)
 
 
 def qk_norm(device: torch.device) -> None:
@@ -707,6 +722,7 @@ CASES = {
         step_attention,
         prefill_attention,
         rotary,
+        rotary_angles,
         qk_norm,
         embed,
         last_tokens,

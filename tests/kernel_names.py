@@ -8,6 +8,7 @@ NAMES = (
     "step_attention",
     "prefill_attention",
     "rotary",
+    "rotary_angles",
     "qk_norm",
     "embed",
     "last_tokens",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import ConfigError, listed
+from vlm.ops.rotary_angles import rotary_angles
 
 # kinds -> the keys that each reads, and those that it cannot do without
 READ = {
@@ -124,7 +125,4 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Returns the cosines and sines [R, 2, dims / 2] float32 of positions [R], or [3, R] with sections."""
-        by_frequency = positions[self.axes].T if self.config.sections else positions[:, None]
-        angles = by_frequency.float() * self.inverse
-        cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
-        return cos_sin if self.scale == 1.0 else cos_sin * self.scale
+        return rotary_angles(positions, self.inverse, self.axes, self.scale)

@@ -1,5 +1,5 @@
 """A program a row and head: queries turned into a new tensor, keys turned into the cache, values moved there; or heads
-turned into a new tensor alone."""
+turned into a new tensor alone; and the angles that positions turn them by."""
 
 from __future__ import annotations
 
@@ -66,6 +66,34 @@ def _rotate(
     i = tl.arange(0, WIDTH)
     x = turned(x_ptr + row * x_row + head * D, angles_ptr + row * 2 * HALF, i, D, HALF)
     tl.store(out_ptr + (row * H + head) * D + i, x.to(out_ptr.dtype.element_ty), mask=i < D)
+
+
+@dependent
+def _angles(
+    positions_ptr, frequencies_ptr, axes_ptr, out_ptr, R, scale,
+    HALF: tl.constexpr, AXES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    # the next kernel does not start before this one ends: attention reads angles before it waits
+    wait_for_inputs()
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    mask = i < HALF
+    axis = tl.load(axes_ptr + i, mask=mask, other=0) if AXES else 0
+    position = tl.load(positions_ptr + axis * R + row).to(tl.float32)
+    angle = position * tl.load(frequencies_ptr + i, mask=mask, other=0.0)
+    tl.store(out_ptr + row * 2 * HALF + i, tl.cos(angle) * scale, mask=mask)
+    tl.store(out_ptr + row * 2 * HALF + HALF + i, tl.sin(angle) * scale, mask=mask)
+
+
+def angles(positions: Tensor, frequencies: Tensor, axes: Tensor, scale: float) -> Tensor:
+    """Returns what the operation `rotary_angles` says."""
+    rows, half = positions.shape[-1], len(frequencies)
+    positions = positions.contiguous()
+    out = torch.empty((rows, 2, half), dtype=torch.float32, device=positions.device)
+    _angles[(rows,)](
+        positions, frequencies, axes if len(axes) else positions, out, rows, scale,
+        HALF=half, AXES=len(axes) > 0, WIDTH=triton.next_power_of_2(half), num_warps=1,
+    )  # fmt: skip
+    return out
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
