@@ -114,8 +114,7 @@ def test_a_first_rank_that_is_killed_amid_the_start_leaves_nothing(t5, tmp_path,
     line = [sys.executable, "-c", SCRIPT, t5, tmp_path / "ready"]
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     process = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=environment)
-    until(lambda: children(process.pid))
-    assert len(list((tmp_path / "tmp").glob("vlm-ranks-*"))) == 1
+    until(lambda: list((tmp_path / "tmp").glob("vlm-ranks-*")) and children(process.pid))
     others = children(process.pid)
     process.send_signal(number)
     _, said = process.communicate()  # which ends with all that write to it

@@ -32,6 +32,7 @@ from vlm.parallel.process_group import connect, file_store
 from vlm.registry.networks import mapping_of
 
 SECONDS_TO_END = 30
+SECONDS_TO_NOTICE = 1.0  # that the first rank has gone, whose connections may end before its pipes do
 READY = b"1"  # what a process that was started writes once it can be connected
 
 
@@ -147,7 +148,8 @@ def _main() -> NoReturn:
     except EOFError:  # the first one has gone
         shutil.rmtree(folder, ignore_errors=True)
         raise SystemExit(1) from None
-    threading.Thread(target=_end_with_input, args=(folder,), daemon=True).start()
+    watch = threading.Thread(target=_end_with_input, args=(folder,), daemon=True)
+    watch.start()
     try:
         _take_device(runtime)  # what ends here is found at once, later only by those that wait for it
         with contextlib.suppress(BrokenPipeError):  # likewise, which the thread finds
@@ -156,7 +158,9 @@ def _main() -> NoReturn:
         ranks = _connected(_store(folder, size), engine, rank, runtime, local=True)
         follow_first_rank(engine, runtime, ranks)
     except VlmError as error:
-        raise SystemExit(f"vlm: rank {rank} of {size}: {error}") from None
+        watch.join(SECONDS_TO_NOTICE)  # the first one may have gone: then this one ends there, without a word
+        print(f"vlm: rank {rank} of {size}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # Python's own end would wait for minutes where the store's file has gone, and let no thread run
     raise SystemExit(0)
 
 
