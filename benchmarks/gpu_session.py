@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Condition
+from threading import Condition, Lock
 
 VLM = (sys.executable, "-m", "vlm_app.cli.main")
 MAPPINGS = {
@@ -253,9 +253,7 @@ class Engines:
             [*VLM, "build", *options, "-o", str(self.folder / name)], capture_output=True, text=True, check=False
         )
         seconds = time.monotonic() - began
-        print(
-            f"{name}: made in {seconds:.0f} s" if not done.returncode else f"{name}: {done.stderr.strip()}", flush=True
-        )
+        print(f"{name}: {done.stderr.strip() if done.returncode else f'made in {seconds:.0f} s'}", flush=True)
         return not done.returncode
 
     def wait(self) -> bool:
@@ -284,7 +282,7 @@ class Session:
     numbers: list[str]
     engines: Engines
     outcomes: list[Outcome] = field(default_factory=list)
-    _noted: Condition = field(default_factory=Condition)
+    _lock: Lock = field(default_factory=Lock)
 
     def run(self, wanted: list[Measurement]) -> None:
         """Runs each, those that need the most GPUs first, on the next ones that are free."""
@@ -309,7 +307,7 @@ class Session:
             self.engines.release(each)
 
     def _note(self, outcome: Outcome) -> None:
-        with self._noted:
+        with self._lock:
             self.outcomes.append(outcome)
             print(_line(outcome), flush=True)
             text = json.dumps([asdict(each) for each in self.outcomes], indent=2)

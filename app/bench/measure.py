@@ -20,6 +20,7 @@ from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor
 from vlm_app.bench.kernels import kernels_of
 from vlm_app.bench.systems.baselines import Baseline
+from vlm_app.bench.systems.inputs import FULL_LENGTH
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
 from vlm_app.bench.systems.subject import Progress
@@ -162,7 +163,7 @@ def _num_tokens(out: Output | VlmError) -> int:
 
 def _fixed(new_tokens: int) -> dict[str, Any]:
     """Returns settings that give exactly so many tokens."""
-    return {"max_new_tokens": new_tokens, "ignore_eos": True, "loop_detection": False}
+    return FULL_LENGTH | {"max_new_tokens": new_tokens}
 
 
 def _as(kind: str, hf: Results, config: BenchConfig) -> Results:

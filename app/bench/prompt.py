@@ -20,7 +20,7 @@ from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.image_sizes import with_pixel_size
-from vlm_app.bench.systems.inputs import Prompts, as_inputs, random_prompts
+from vlm_app.bench.systems.inputs import FULL_LENGTH, Prompts, as_inputs, random_prompts
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
 from vlm_app.bench.systems.subject import Progress
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm.processing.image_processor import ImageProcessor
 
-FULL_LENGTH = {"ignore_eos": True, "loop_detection": False}  # random weights repeat themselves
 CHECKED = 32  # tokens a prompt that are compared
 Measurement = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
 

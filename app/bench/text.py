@@ -17,7 +17,7 @@ from vlm_app.bench.clock import Turns
 from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
-from vlm_app.bench.systems.inputs import random_texts
+from vlm_app.bench.systems.inputs import FULL_LENGTH, random_texts
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.rival import CTranslate2, check_rival
 from vlm_app.bench.systems.session import HF, RIVAL, Results, Session, prepare_session
@@ -56,8 +56,8 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
     def measure_row(_: int, row: Workload) -> Turns[Results]:
         def generate(texts: torch.Tensor, new_tokens: int) -> None:
             inputs = with_adapters([{"encoder_input_ids": ids} for ids in texts.tolist()], pipeline)
-            options = {"max_new_tokens": new_tokens, "ignore_eos": True, "num_beams": row.num_beams}
-            outputs = pipeline.generate(inputs, **settings | options)
+            options = {"max_new_tokens": new_tokens, "num_beams": row.num_beams}
+            outputs = pipeline.generate(inputs, **settings | FULL_LENGTH | options)
             assert all(len(out.token_ids) == new_tokens for out in outputs)
 
         texts = random_texts(session, row)

@@ -29,7 +29,10 @@ WAYS = {
     "sampling": {"temperature": 0.8, "top_k": 20, "seed": 3, "return_generation_logits": True},
 }
 KINDS = ("nougat", "gated t5", "bart", "llama", "starcoder", "llava")
-DEEP = {"bart": {"encoder_layers": 4, "decoder_layers": 4}, "llama": {"num_hidden_layers": 4}}  # a layer a stage
+DEEP = {  # a layer a stage
+    "bart": lambda: tiny.bart(seed=5, encoder_layers=4, decoder_layers=4),
+    "llama": lambda: tiny.llama(seed=5, num_hidden_layers=4),
+}
 EXACT = {"atol": 1e-4, "rtol": 1e-4}
 four_gpus = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="four CUDA devices are not visible")
 
@@ -54,8 +57,7 @@ def test_two_gpus_give_the_tokens_of_one(kind, mapping, tmp_path):
 @pytest.mark.parametrize("mapping", FOUR)
 @pytest.mark.parametrize("kind", DEEP)
 def test_four_gpus_give_the_tokens_of_one(kind, mapping, tmp_path):
-    model = {"bart": tiny.bart, "llama": tiny.llama}[kind](seed=5, **DEEP[kind])
-    check_tokens(engine_dir(model, tmp_path, max_batch_size=24), **FOUR[mapping])
+    check_tokens(engine_dir(DEEP[kind](), tmp_path, max_batch_size=24), **FOUR[mapping])
 
 
 def check_tokens(engine, **mapping: int) -> None:

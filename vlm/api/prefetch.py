@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import queue
 import threading
 import time
@@ -68,12 +67,11 @@ class Prefetch:
         """Returns inputs as they are prepared; waits for one when `block`."""
         self._fill()
         inputs: list[tuple[int, Outcome[Any]]] = []
-        end = math.inf  # of the wait for others
+        end: float | None = None  # of the wait for others
         with suppress(queue.Empty):
             while self._waits(block, bool(inputs)):
-                left = end - time.monotonic()
-                index, outcome = self._prepared.take(None if left == math.inf else max(0.0, left))
-                if self.most == 1 and end == math.inf:
+                index, outcome = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
+                if end is None and self.most == 1:
                     end = time.monotonic() + SOON
                 if outcome.value is CANCELLED:
                     self._room += 1

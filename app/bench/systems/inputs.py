@@ -20,6 +20,8 @@ FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
 SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding, images
 LARGE = 1024
 SEEDS = 7919  # between the seeds of two rows
+# what is asked for beside them: answers go on to their length, as random weights end and repeat themselves at random
+FULL_LENGTH = {"ignore_eos": True, "loop_detection": False}
 
 
 def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

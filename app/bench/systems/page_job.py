@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError
 from vlm_app.bench.pages.documents import Corpus
+from vlm_app.bench.systems.inputs import FULL_LENGTH
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import name_all
 from vlm_app.ocr.documents.sources import find_documents
@@ -34,7 +35,7 @@ class FixedLength(JobConfig):
     retries: int = 0
 
     def sampling(self, attempt: int) -> dict[str, Any]:
-        return super().sampling(attempt) | {"ignore_eos": True, "loop_detection": False}
+        return super().sampling(attempt) | FULL_LENGTH
 
 
 @dataclass(frozen=True)

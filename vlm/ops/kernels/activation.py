@@ -75,7 +75,7 @@ def store(y, y_ptr, R, N, first_row=0):
 @dependent
 def _activated(
     x_ptr, y_ptr, values_ptr, scale_ptr, static_ptr, F, NAME: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr,
-    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
+    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -90,11 +90,11 @@ def _activated(
     tl.store(y_ptr + at, y, mask=mask)
     if ROUND:
         y = tl.where(mask, y.to(tl.float32), 0.0)
-        store_rounded(y, at, mask, row, row >= 0, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST, TINY)
+        store_rounded(y, at, mask, row, row >= 0, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST)
 
 
 @dataclass(frozen=True)
-class Activated:
+class WaitingActivation:
     """Inputs and result of an activation that may wait: `row` [R, F] of x."""
 
     x: Tensor
@@ -107,7 +107,8 @@ class Activated:
         tile = TILE if rounding is None else triton.next_power_of_2(width)
         _activated[(rows, triton.cdiv(width, tile))](
             self.x, self.row, *pointers(rounding, self.row), width,
-            NAME=self.activation.name, GATED=self.activation.gated, TILE=tile, **of_rounding(rounding),
+            NAME=self.activation.name, GATED=self.activation.gated, TILE=tile,
+            ROUND=rounding is not None, **of_rounding(rounding),
             num_warps=4 if rounding is None else min(16, max(1, tile // 512)),
         )  # fmt: skip
 
@@ -115,7 +116,7 @@ class Activated:
 def activated(x: Tensor, activation: Activation) -> Tensor:
     assert x.is_contiguous()
     y = torch.empty((*x.shape[:-1], activation.width(x.shape[-1])), dtype=x.dtype, device=x.device)
-    result = Activated(x, activation, y)
+    result = WaitingActivation(x, activation, y)
     if (ahead := NormsAhead.current()) is not None and ahead.awaits(y):
         ahead.put(result)
     else:

@@ -19,7 +19,7 @@ MANY = 4096
 def _add_norm(
     x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, values_ptr, scale_ptr, static_ptr, count, eps,
     C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr,
-    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
+    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -45,7 +45,7 @@ def _add_norm(
     tl.store(out_ptr + at, y, mask=mask)
     if ROUND:
         y = tl.where(mask, y.to(tl.float32), 0.0)
-        store_rounded(y, at, mask, row, row < count, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST, TINY)
+        store_rounded(y, at, mask, row, row < count, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST)
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -71,5 +71,5 @@ def _launch(norm: Norm, rounding: Rounding | None) -> None:
         x, x if norm.delta is None else norm.delta, weight, weight if norm.shift is None else norm.shift, norm.stream,
         norm.row, *pointers(rounding, norm.row), count, norm.eps,
         C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, CENTRE=norm.shift is not None,
-        **constants(rounding), num_warps=4,
+        ROUND=rounding is not None, **constants(rounding), num_warps=4,
     )  # fmt: skip

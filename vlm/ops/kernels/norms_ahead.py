@@ -125,12 +125,11 @@ class NormsAhead(TorchDispatchMode):
 
     def taken(self, row: Tensor) -> Waiting | None:
         """Returns what makes these rows, if it waits, for who computes it; launches another one."""
-        if self._waiting is None or (self._waiting.row.data_ptr(), self._waiting.row.shape) != (
-            row.data_ptr(),
-            row.shape,
-        ):
+        waiting = self._waiting
+        if waiting is None or (waiting.row.data_ptr(), waiting.row.shape) != (row.data_ptr(), row.shape):
             self.launch()
-        waiting, self._waiting = self._waiting, None
+            return None
+        self._waiting = None
         return waiting
 
     def taken_norm(self, row: Tensor) -> Norm | None:

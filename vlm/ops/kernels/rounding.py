@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.jit import jit
 
-TINY = float(torch.finfo(torch.float32).tiny)
+TINY = tl.constexpr(float(torch.finfo(torch.float32).tiny))
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,14 @@ def pointers(rounding: Rounding | None, other: Tensor) -> tuple[Tensor, Tensor, 
 def constants(rounding: Rounding | None) -> dict[str, Any]:
     """Returns what a kernel is told of the rounding that it ends with."""
     if rounding is None:
-        return {"ROUND": False, "STATIC": False, "LEAST": 0.0, "MOST": 0.0, "TINY": TINY}
-    is_static = rounding.static is not None
-    return {"ROUND": True, "STATIC": is_static, "LEAST": rounding.least, "MOST": rounding.most, "TINY": TINY}
+        return {"STATIC": False, "LEAST": 0.0, "MOST": 0.0}
+    return {"STATIC": rounding.static is not None, "LEAST": rounding.least, "MOST": rounding.most}
 
 
 @jit
 def store_rounded(
     x, at, mask, row, is_row, values_ptr, scale_ptr, static_ptr,
-    STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
+    STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Stores rows x [ROWS, WIDTH] float32, zeros outside of the mask, as numbers of 8 bits, and their scales."""
     largest = tl.max(tl.abs(x), 1)

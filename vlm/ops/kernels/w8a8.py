@@ -16,15 +16,15 @@ FEW = 64  # rows that are one side of a tile
 
 @dependent
 def _rounded(
-    x_ptr, values_ptr, scale_ptr, static_ptr, K, ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr,
-    MOST: tl.constexpr, TINY: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr, values_ptr, scale_ptr, static_ptr, K,
+    STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
     row, k = tl.program_id(0).to(tl.int64) + tl.arange(0, 1), tl.arange(0, WIDTH)
     at, mask = row[:, None] * K + k[None, :], (row >= 0)[:, None] & (k < K)[None, :]
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    store_rounded(x, at, mask, row, row >= 0, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST, TINY)
+    store_rounded(x, at, mask, row, row >= 0, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST)
 
 
 @dependent
