@@ -33,13 +33,13 @@ class Recording:
 
     counts: Counter[str] = field(default_factory=Counter)  # of each kernel, or copy
     times: Mapping[str, float] = field(default_factory=dict)  # microseconds of all its runs
-    busy: float = 0.0  # microseconds in which any of them ran
+    busy: Mapping[str, float] = field(default_factory=dict)  # those after all that began before had ended
 
 
 def kernels_of(first: Callable[[], Any], whole: Callable[[], Any], steps: int, device: torch.device) -> Results:
     """Returns the `kernels` of a decode step, which are what `whole` runs beyond `first`, shared among `steps`, and
     the `first_token_kernels`: how many, their microseconds, those in which any of them runs, and those that take
-    longest by name."""
+    longest by name. A kernel may begin while the one before it ends, and wait: busy it is from that one's end on."""
     every, before = _recorded(whole, device), _recorded(first, device)
     return {"kernels": _difference(before, every, steps), "first_token_kernels": _difference(Recording(), before, 1)}
 
@@ -51,13 +51,15 @@ def _difference(before: Recording, every: Recording, steps: int) -> Results:
             "name": name[:NAME],
             "count": (count - before.counts[name]) / steps,
             "microseconds": (every.times[name] - before.times.get(name, 0.0)) / steps,
+            "busy_microseconds": (every.busy[name] - before.busy.get(name, 0.0)) / steps,
         }
         for name, count in every.counts.items()
         if count > before.counts[name]  # the others are those of prefills
     ]
-    by_name.sort(key=operator.itemgetter("microseconds"), reverse=True)
+    by_name.sort(key=operator.itemgetter("busy_microseconds"), reverse=True)
     sums = {each: sum(kernel[each] for kernel in by_name) for each in ("count", "microseconds")}
-    return sums | {"busy_microseconds": (every.busy - before.busy) / steps, "longest": by_name[:LONGEST]}
+    busy = sum(every.busy.values()) - sum(before.busy.values())
+    return sums | {"busy_microseconds": busy / steps, "longest": by_name[:LONGEST]}
 
 
 def _recorded(call: Callable[[], Any], device: torch.device) -> Recording:
@@ -72,13 +74,13 @@ def _recorded(call: Callable[[], Any], device: torch.device) -> Recording:
     for event in events:
         counts[event.name] += 1
         times[event.name] += event.device_time_total
-    return Recording(counts, times, _union_length((event.time_range.start, event.time_range.end) for event in events))
+    return Recording(counts, times, _busy((e.time_range.start, e.time_range.end, e.name) for e in events))
 
 
-def _union_length(spans: Iterable[tuple[float, float]]) -> float:
-    """Returns how much (start, end) cover together: a kernel may begin while the one before it ends."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        covered += max(0.0, end - max(start, reached))
+def _busy(spans: Iterable[tuple[float, float, str]]) -> dict[str, float]:
+    """Returns how much (start, end, name) cover by name, beyond what those cover that begin before."""
+    covered, reached = defaultdict[str, float](float), float("-inf")
+    for start, end, name in sorted(spans):
+        covered[name] += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return covered

@@ -21,7 +21,7 @@ def record(monkeypatch: pytest.MonkeyPatch, runs: dict[str, list[tuple[str, floa
     def recorded(call, device):
         ran = runs[call()]
         times = {name: sum(us for other, us in ran if other == name) for name, _ in ran}
-        return kernels.Recording(Counter(name for name, _ in ran), times, sum(times.values()) / 2)
+        return kernels.Recording(Counter(name for name, _ in ran), times, {name: us / 2 for name, us in times.items()})
 
     monkeypatch.setattr(kernels, "_recorded", recorded)
 
@@ -34,10 +34,11 @@ def test_a_step_is_what_more_tokens_run_beyond_the_first(monkeypatch):
     found, first = both["kernels"], both["first_token_kernels"]
     assert found["count"] == 3 and found["microseconds"] == pytest.approx(17)
     assert found["busy_microseconds"] == pytest.approx(8.5)
-    assert first["count"] == 2 and first["longest"][0] == {"name": "prefill", "count": 1, "microseconds": 90.0}
-    assert found["longest"] == [
-        {"name": "attend", "count": 1, "microseconds": pytest.approx(9)},
-        {"name": "gemv", "count": 2, "microseconds": pytest.approx(8)},
+    prefilled = {"name": "prefill", "count": 1, "microseconds": 90.0, "busy_microseconds": 45.0}
+    assert first["count"] == 2 and first["longest"][0] == prefilled
+    assert [(k["name"], k["count"], k["microseconds"], k["busy_microseconds"]) for k in found["longest"]] == [
+        ("attend", 1, pytest.approx(9), pytest.approx(4.5)),
+        ("gemv", 2, pytest.approx(8), pytest.approx(4)),
     ]
 
 
@@ -61,7 +62,8 @@ def test_kernels_are_counted_as_the_profiler_names_them(monkeypatch):
 
     monkeypatch.setattr("torch.profiler.profile", Profile)
     found = kernels._recorded(lambda: None, CPU)
-    assert found == kernels.Recording(Counter(gemv=2, attend=1), {"gemv": 4.0, "attend": 2.5}, busy=5.5)
+    busy = {"gemv": 4.0, "attend": 1.5}  # attention waits for the first product
+    assert found == kernels.Recording(Counter(gemv=2, attend=1), {"gemv": 4.0, "attend": 2.5}, busy)
 
 
 def test_they_are_printed_below_the_table(capsys):
@@ -69,7 +71,7 @@ def test_they_are_printed_below_the_table(capsys):
         "count": 3.0,
         "microseconds": 17.0,
         "busy_microseconds": 15.0,
-        "longest": [{"name": "attend", "count": 1.0, "microseconds": 9.0}],
+        "longest": [{"name": "attend", "count": 1.0, "microseconds": 9.0, "busy_microseconds": 7.0}],
     }
     times = {"encode_ms": 1.0, "first_token_ms": 2.0, "ms_per_token": 0.5, "batch_size": 1}
     result = {
@@ -81,7 +83,7 @@ def test_they_are_printed_below_the_table(capsys):
     print_table(result)
     printed = capsys.readouterr().out
     assert "torch, batch 1: a step is 3.00 kernels of 17.0 µs, in 15.0 µs" in printed
-    assert "attend" in printed and "9.00" in printed
+    assert "attend" in printed and "9.00" in printed and "7.00" in printed
 
 
 def test_without_a_gpu_it_is_refused():

@@ -7,6 +7,7 @@ looking at the result; the CPU runs the same step eagerly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -153,7 +154,9 @@ class PagedRunner:
             first += chunk.end - chunk.start
 
     def _prefill(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
-        self.decoder(inputs.token_ids, self._prompt_batch(inputs, prompt_embeds, adapted=adapted))
+        batch = self._prompt_batch(inputs, prompt_embeds, adapted=adapted)
+        with norms_ahead(self.device, rounds=True) if self._rounds else nullcontext():
+            self.decoder(inputs.token_ids, batch)
 
     def _prompt_batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
         slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles

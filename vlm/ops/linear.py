@@ -1,4 +1,4 @@
-"""Affine maps: the library's matrix product, and at one row in 16 bits a kernel that streams the weight."""
+"""Affine maps: the library's matrix product, and kernels of ours for few rows in 16 bits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ def linear(
 ) -> Tensor:
     """Returns the activation of x weightᵀ + bias [..., N], x [..., K], weight [N, K], bias [N]. `out_fp32`, for x
     [R, K] alone: in float16 the sums stay float32."""
-    if x.is_cuda and x.dtype != torch.float32 and x.ndim == 2 and len(x) == 1:
-        from vlm.ops.kernels.linear import linear as kernel
+    if x.is_cuda and x.dtype != torch.float32 and x.ndim == 2 and not torch.is_grad_enabled():
+        from vlm.ops.kernels import gemm
+        from vlm.ops.kernels.linear import linear as one_row
 
-        return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype, activation)
+        kernel = one_row if len(x) == 1 else gemm.linear if gemm.fits(x, weight, activation) else None
+        if kernel is not None:
+            return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype, activation)
     return activated(_product(x, weight, bias, out_fp32), activation)
 
 

@@ -34,8 +34,9 @@ def _print_kernels(result: dict[str, Any]) -> None:
                 # wider than its table, which would wrap it
                 where = f"{part['backend']}, batch {part['vlm']['batch_size']}"
                 print(f"{where}: {what} is {count} kernels of {times[0]} µs, in {times[1]} µs")
-                lines = [(k["name"], number(k["count"]), number(k["microseconds"])) for k in kernels["longest"]]
-                _print(None, ("kernel", "times", "µs"), lines)
+                columns = ("count", "microseconds", "busy_microseconds")
+                lines = [(k["name"], *(number(k[each]) for each in columns)) for k in kernels["longest"]]
+                _print(None, ("kernel", "times", "µs", "of them, after those before"), lines)
 
 
 def _print_served(result: dict[str, Any]) -> None:

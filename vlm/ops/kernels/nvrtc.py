@@ -72,7 +72,7 @@ class CudaKernel:
     def __init__(self, source: str, name: str, constants: Mapping[str, int | str], shared: int):
         driver = _driver()
         major, minor = torch.cuda.get_device_capability()
-        code = compiled(source, tuple(sorted(constants.items())), f"sm_{major}{minor}")
+        code = compiled(source, tuple(sorted(constants.items())), f"sm_{major}{minor}a")
         module = _checked(driver.cuModuleLoadData(code))
         self._function = _checked(driver.cuModuleGetFunction(module, name.encode()))
         most_shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -26,6 +26,7 @@ from vlm.ops.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
 TILE, LONG_TILE = 32, 64  # tokens a step of a program of one warp, and of heads of more values than SHORT, up to LONG
 SHORT, LONG = 64, 128
 SPLIT_TILE, SPLIT_WARPS = 128, 4  # the same where the context is split: one step where it is short
+LONG_SPLIT_TILE, LONG_SPLIT_WARPS = 32, 1  # and of heads of more values
 
 
 @jit
@@ -138,18 +139,26 @@ def writes_too(q: Tensor, kv: PagedKV, tables: Tensor, new: NewTokens) -> bool:
 
 def num_splits(q: Tensor, kv: PagedKV, *tables: Tensor) -> int:
     """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
-    of four warps, or one to every tile. A multiprocessor holds five of groups: it gets at most four."""
+    of four warps, or one to every tile. A multiprocessor holds five of groups: it gets at most four; and eight of one
+    warp, as measured on an H100 with 8 to 32 rows of 672 tokens. Splits of e4m3 that cannot meet in a cluster take
+    twice to four times as long as whole contexts there."""
     kv_heads, block = kv.keys.shape[1:3]
-    pairs = len(q) * kv_heads
-    if pairs > ARRIVALS:
+    pairs, processors = len(q) * kv_heads, device_properties(q.device.index).multi_processor_count
+    is_grouped, dtype = kv_heads < q.shape[1], kv.keys.dtype
+    if pairs > ARRIVALS or (not is_grouped and dtype == torch.float8_e4m3fn and pairs > processors):
         return 1
-    tiles = triton.cdiv(sum(table.shape[1] for table in tables) * block, _split_tile(q, kv))
-    wanted = min(triton.cdiv(4 * device_properties(q.device.index).multi_processor_count, pairs), tiles)
-    return 1 << wanted.bit_length() - 1 if kv_heads < q.shape[1] else triton.next_power_of_2(wanted)
+    tile, warps = _split_tile(q, kv)
+    tiles = triton.cdiv(sum(table.shape[1] for table in tables) * block, tile)
+    programs = 8 if warps == 1 and dtype == q.dtype else 4
+    wanted = min(triton.cdiv(programs * processors, pairs), tiles)
+    return 1 << wanted.bit_length() - 1 if is_grouped or warps == 1 else triton.next_power_of_2(wanted)
 
 
-def _split_tile(q: Tensor, kv: PagedKV) -> int:
-    return SPLIT_TILE if kv.keys.shape[1] == q.shape[1] else grouped_attention.TILE
+def _split_tile(q: Tensor, kv: PagedKV) -> tuple[int, int]:
+    """Returns the tokens of a step, and the warps, of a program that has a part of a context."""
+    if kv.keys.shape[1] < q.shape[1]:
+        return grouped_attention.TILE, SPLIT_WARPS
+    return (LONG_SPLIT_TILE, LONG_SPLIT_WARPS) if SHORT < kv.keys.shape[3] <= LONG else (SPLIT_TILE, SPLIT_WARPS)
 
 
 def whole_tile(kv: PagedKV) -> tuple[int, int]:
@@ -200,7 +209,7 @@ def paged_attention(
             TILE=grouped_attention.TILE, num_warps=4, num_stages=num_stages(pad, kv.keys.dtype), **constants,
         )  # fmt: skip
     else:
-        tile, warps = whole_tile(kv) if splits == 1 else (SPLIT_TILE, SPLIT_WARPS)
+        tile, warps = whole_tile(kv) if splits == 1 else _split_tile(q, kv)
         _attend[(rows, heads, splits)](
             *inputs, lengths if bias is None else bias, *outputs, *strides, tables.stride(0),
             0 if bias is None else bias.shape[1] // 2,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels import gemm
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.kernels.rounding import Rounding, constants, pointers, store_rounded
 
 FEW = 64  # rows that are one side of a tile
+LIBRARY_ROWS = 128  # of more products of e4m3 are the library's
 
 
 @dependent
@@ -82,6 +86,12 @@ def product(
     """Returns what vlm.ops.w8a8.product says."""
     (rows, inputs), outputs = x.shape, len(weight)
     assert x.is_contiguous() and weight.is_contiguous()
+    if gemm.fits(x, weight, None, weight_scale):
+        return gemm.linear(x, weight, bias, dtype, scales=(scale, weight_scale))
+    if _is_for_library(x, weight, dtype, bias):
+        return torch._scaled_mm(
+            x, weight.t(), scale_a=scale, scale_b=weight_scale.t(), bias=bias, out_dtype=dtype, use_fast_accum=True
+        )
     y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     bm, bn, bk, warps, stages = _tile(rows, outputs)
     left, right, strides = (x, scale), (weight, weight_scale), y.stride()
@@ -94,6 +104,23 @@ def product(
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
+
+
+def _is_for_library(x: Tensor, weight: Tensor, dtype: torch.dtype, bias: Tensor | None) -> bool:
+    """Tells whether cuBLAS multiplies these rows of e4m3, and faster than the kernel here: on an H100 of more than 128
+    rows, those of LLaMA-7B at 1.3 to 1.5 PFLOP/s. It has scales of rows and columns since CUDA 12.9, on compute
+    capability 9.0 and up."""
+    if not x.is_cuda or x.dtype != torch.float8_e4m3fn or len(x) <= LIBRARY_ROWS or _cuda() < (12, 9):
+        return False
+    if torch.cuda.get_device_capability(x.device) < (9, 0) or x.shape[1] % 16 or len(weight) % 16:
+        return False
+    return bias is None or bias.dtype == dtype != torch.float32
+
+
+@functools.cache
+def _cuda() -> tuple[int, ...]:
+    """Returns the version of CUDA that torch was built for."""
+    return tuple(map(int, (torch.version.cuda or "0").split(".")))
 
 
 def _tile(rows: int, outputs: int) -> tuple[int, int, int, int, int]:

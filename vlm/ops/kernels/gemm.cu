@@ -1,0 +1,384 @@
+// The product of several rows with a weight (compute capability 9.0).
+//
+// A program computes a tile of the outputs of ROWS rows, or a share of the inputs of one: the SPLITS programs of a
+// cluster add their sums up in the end. One warp copies: it requests the first parts of the weight before the kernels
+// ahead of this one have ended, then those of the rows, and each further one as soon as its place is free. Four warps
+// multiply: the weight is the left side of the tensor cores' products, so that few rows leave no part of them empty.
+//
+// Sums of products of e4m3 keep some 14 bits in the tensor cores: those of a stage are added in float32.
+//
+// Defined when it is compiled: KIND, Y_TYPE, BIAS_TYPE, ACT (see the lists), BIAS, GATED, INPUTS, OUTPUTS, ROWS (8, 16,
+// 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
+
+#define INT8 0
+#define E4M3 1
+#define DENSE_FLOAT16 2
+#define DENSE_BFLOAT16 3
+
+#define FLOAT16 0
+#define BFLOAT16 1
+#define FLOAT32 2
+
+#define NO_ACT 0
+#define GELU 1
+#define GELU_NEW 2
+#define RELU 3
+#define SILU 4
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr bool SCALED = KIND == INT8 || KIND == E4M3;
+constexpr int THREADS = 128;                             // that multiply
+constexpr int TILE = 64;                                 // rows of the weight
+constexpr int RESULTS = GATED ? TILE / 2 : TILE;         // of a row of x: where they are gated, half a tile is gates
+constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS;     // of a row of y
+constexpr int LINE = 128;                                // bytes of a row of a stage
+constexpr int WEIGHT_STAGE = TILE * LINE, STAGE = WEIGHT_STAGE + ROWS * LINE;
+constexpr int CHUNKS = INPUTS * (SCALED ? 1 : 2) / LINE;  // stages of a row
+constexpr int PITCH = TILE + 4;                          // of sums [ROWS, TILE]
+constexpr int VECTORS = RESULTS / 4;
+constexpr int ROWS_EACH = ROWS / SPLITS;                 // that a program of a cluster finishes
+constexpr int ROWS_APART = THREADS / VECTORS;            // those of a thread
+constexpr int EACH = (ROWS_EACH + ROWS_APART - 1) / ROWS_APART;
+#if KIND == INT8
+typedef int Sum;
+#else
+typedef float Sum;
+#endif
+
+// Of a matrix [rows, bytes of a row], as [lines, rows, LINE].
+struct alignas(64) TensorMap { char opaque[128]; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+
+// Requests the box of a matrix at a row and a line.
+__device__ __forceinline__ void copy(u32 to, const TensorMap* matrix, int row, int line, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %4}], [%5];"
+        ::"r"(to), "l"(matrix), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+__device__ __forceinline__ void cluster_meets() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Describes rows of 128 bytes as a tensor map with a swizzle of 128 bytes lays them: eight rows after 1024 bytes.
+// (PTX, "Asynchronous Warpgroup Level Matrix Shared Memory Layout")
+__device__ __forceinline__ u64 described(u32 at) {
+    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+// Computes 64 outputs of ROWS rows, of 32 bytes of inputs, and adds them to the sums if `adds` is not 0.
+__device__ __forceinline__ void multiply(Sum (&c)[ROWS / 2], u64 weight, u64 x, int adds) {
+#if KIND == INT8
+#define C(i) "+r"(c[i])
+#define TYPES "k32.s32.s8.s8 "
+#define SIGNS ", p; }"
+#else
+#define C(i) "+f"(c[i])
+#if KIND == E4M3
+#define TYPES "k32.f32.e4m3.e4m3 "
+#define SIGNS ", p, 1, 1; }"
+#elif KIND == DENSE_FLOAT16
+#define TYPES "k16.f32.f16.f16 "
+#define SIGNS ", p, 1, 1, 0, 0; }"
+#else
+#define TYPES "k16.f32.bf16.bf16 "
+#define SIGNS ", p, 1, 1, 0, 0; }"
+#endif
+#endif
+#define C4(i) C(i), C(i + 1), C(i + 2), C(i + 3)
+#define C8(i) C4(i), C4(i + 4)
+#define PRODUCT(N, ADDS) \
+    "{ .reg .pred p; setp.ne.b32 p, %" #ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N TYPES
+#if ROWS == 8
+    asm volatile(PRODUCT(8, 6)
+                 "{%0, %1, %2, %3}, %4, %5" SIGNS
+                 : C4(0) : "l"(weight), "l"(x), "r"(adds));
+#elif ROWS == 16
+    asm volatile(PRODUCT(16, 10)
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9" SIGNS
+                 : C8(0) : "l"(weight), "l"(x), "r"(adds));
+#elif ROWS == 32
+    asm volatile(PRODUCT(32, 18)
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17" SIGNS
+                 : C8(0), C8(8) : "l"(weight), "l"(x), "r"(adds));
+#elif ROWS == 64
+    asm volatile(PRODUCT(64, 34)
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33" SIGNS
+                 : C8(0), C8(8), C8(16), C8(24) : "l"(weight), "l"(x), "r"(adds));
+#elif ROWS == 128
+    asm volatile(PRODUCT(128, 66)
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65" SIGNS
+                 : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : "l"(weight), "l"(x), "r"(adds));
+#endif
+}
+
+// Lets the compiler know that products change the sums behind its back.
+__device__ __forceinline__ void fence(Sum (&c)[ROWS / 2]) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) asm volatile("" : C(i)::"memory");
+}
+
+struct Sums { Sum v[4]; };
+
+// Four sums of a program of the cluster.
+__device__ __forceinline__ Sums sums_of(u32 program, u32 at) {
+    Sums r;
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));
+#if KIND == INT8
+    asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(there) : "memory");
+#else
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3]) : "r"(there) : "memory");
+#endif
+    return r;
+}
+
+__device__ __forceinline__ u32 two_halves(float low, float high) {
+    u32 r;
+    if (Y_TYPE == BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+__device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
+    if (Y_TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
+    else *(uint2*)((unsigned short*)y + at) = make_uint2(two_halves(v[0], v[1]), two_halves(v[2], v[3]));
+}
+
+__device__ __forceinline__ float value_at(const void* p, int i) {
+    if (BIAS_TYPE == FLOAT32) return ((const float*)p)[i];
+    const unsigned short bits = ((const unsigned short*)p)[i];
+    float r;
+    if (BIAS_TYPE == BFLOAT16) return __uint_as_float((u32)bits << 16);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    return r;
+}
+
+__device__ __forceinline__ float activation(float x) {
+#if ACT == GELU
+    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+#elif ACT == GELU_NEW
+    float t = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (2.0f - 2.0f / (__expf(2.0f * t) + 1.0f));
+#elif ACT == RELU
+    return fmaxf(x, 0.0f);
+#elif ACT == SILU
+    return x / (1.0f + __expf(-x));
+#else
+    return x;
+#endif
+}
+
+// The tile of a program, and its share of the stages.
+struct Share {
+    int row, output, split, first, count;
+    __device__ __forceinline__ Share() {
+        row = blockIdx.z * ROWS, output = blockIdx.y * RESULTS, split = SPLITS > 1 ? blockIdx.x : 0;
+        first = split * CHUNKS / SPLITS, count = (split + 1) * CHUNKS / SPLITS - first;
+    }
+};
+
+__device__ __forceinline__ void copy_weight(const TensorMap* weight, const Share& share, int chunk, u32 to, u32 barrier) {
+    barrier_expect(barrier, STAGE);
+    copy(to, weight, share.output, share.first + chunk, barrier);
+    if (GATED) copy(to + WEIGHT_STAGE / 2, weight, share.output + WIDTH, share.first + chunk, barrier);
+}
+
+// Requests all stages in turn: of the first ones the weight before the rows are there.
+__device__ __forceinline__ void copy_all(const TensorMap* weight, const TensorMap* x, u32 memory, u32 full, u32 empty) {
+    const Share share;
+    const int ahead = min(STAGES, share.count);
+    for (int i = 0; i < ahead; i++) copy_weight(weight, share, i, memory + i * STAGE, full + 8 * i);
+    asm volatile("griddepcontrol.launch_dependents;");
+    wait_for_inputs();
+    for (int i = 0; i < ahead; i++) copy(memory + i * STAGE + WEIGHT_STAGE, x, share.row, share.first + i, full + 8 * i);
+    int stage = 0, parity = 0;
+    for (int i = ahead; i < share.count; i++) {
+        const u32 to = memory + stage * STAGE, barrier = full + 8 * stage;
+        barrier_wait(empty + 8 * stage, parity);
+        copy_weight(weight, share, i, to, barrier);
+        copy(to + WEIGHT_STAGE, x, share.row, share.first + i, barrier);
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+}
+
+// Requests the products of a stage.
+__device__ __forceinline__ void multiply_stage(Sum (&c)[ROWS / 2], u32 at, bool adds) {
+    fence(c);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < LINE; k += 32)
+        multiply(c, described(at + k), described(at + WEIGHT_STAGE + k), adds || k);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    fence(c);
+}
+
+template <int LEFT> __device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Sums up this program's share of the inputs.
+__device__ __forceinline__ void multiply_all(Sum (&c)[ROWS / 2], const Share& share, u32 memory, u32 full, u32 empty) {
+    const bool signals = threadIdx.x % 32 == 0;
+    int stage = 0, parity = 0, freed = 0;
+    for (int i = 0; i < share.count; i++) {
+        barrier_wait(full + 8 * stage, parity);
+#if KIND == E4M3
+        Sum more[ROWS / 2];
+        multiply_stage(more, memory + stage * STAGE, false);
+        wait_for_products<0>();
+        fence(more);
+        if (signals) barrier_arrive(empty + 8 * stage);
+#pragma unroll
+        for (int j = 0; j < ROWS / 2; j++) c[j] += more[j];
+#else
+        multiply_stage(c, memory + stage * STAGE, true);
+        if (i) {  // the stage before it has been read
+            wait_for_products<1>();
+            if (signals) barrier_arrive(empty + 8 * freed);
+            if (++freed == STAGES) freed = 0;
+        }
+#endif
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    wait_for_products<0>();
+    fence(c);
+}
+
+// Lays a thread's sums as [ROWS, TILE].
+__device__ __forceinline__ void store_sums(const Sum (&c)[ROWS / 2], u32 sums) {
+    const int lane = threadIdx.x % 32;
+    const u32 mine = sums + 4 * (lane % 4 * 2 * PITCH + threadIdx.x / 32 * 16 + lane / 4);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+        const u32 at = mine + 4 * ((i / 4 * 8 + i % 2) * PITCH + i / 2 % 2 * 8);
+#if KIND == INT8
+        asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(c[i]) : "memory");
+#else
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(c[i]) : "memory");
+#endif
+    }
+}
+
+// What four outputs are multiplied by, and what is added to them.
+struct Affine {
+    float scale[4], bias[4];
+
+    __device__ __forceinline__ Affine(const float* weight_scale, const void* bias_at, int output) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            scale[j] = SCALED && output < OUTPUTS ? weight_scale[output + j] : 1.0f;
+            bias[j] = BIAS && output < OUTPUTS ? value_at(bias_at, output + j) : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void apply(const Sums (&parts)[SPLITS], float of_row, float (&to)[4]) const {
+        Sums sum = parts[0];
+#pragma unroll
+        for (int other = 1; other < SPLITS; other++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum.v[j] += parts[other].v[j];
+#pragma unroll
+        for (int j = 0; j < 4; j++) to[j] = (SCALED ? sum.v[j] * of_row * scale[j] : sum.v[j]) + bias[j];
+    }
+};
+
+// Requests four sums of every program of the cluster.
+__device__ __forceinline__ void load_parts(Sums (&parts)[SPLITS], u32 at) {
+#pragma unroll
+    for (int program = 0; program < SPLITS; program++) parts[program] = sums_of(program, at);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
+    const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, const float* weight_scale,
+    const float* x_scale, const void* bias, void* y, int rows) {
+    extern __shared__ char unaligned[];
+    const u32 memory = (shared_address(unaligned) + 1023) & ~1023u, full = memory + STAGES * STAGE, empty = full + 8 * STAGES;
+
+    if (threadIdx.x == THREADS) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, THREADS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        if (threadIdx.x == THREADS) copy_all(&weight, &x, memory, full, empty);
+        return;
+    }
+    const Share share;
+    // every thread has the same four outputs of several rows; what they are scaled by is on its way, too
+    const int result = threadIdx.x % VECTORS * 4, output = share.output + result;
+    const Affine affine(weight_scale, bias, output), of_gated(weight_scale, bias, GATED ? output + WIDTH : OUTPUTS);
+    Sum c[ROWS / 2] = {};
+    multiply_all(c, share, memory, full, empty);
+    wait_for_inputs();  // for the scales of the rows
+    multiplying_warps_meet();
+    // the stages' memory is free: all copies have come, all products have read theirs
+    store_sums(c, memory);
+    const int first_row = share.split * ROWS_EACH + threadIdx.x / VECTORS;  // of the tile
+    float of_row[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const int row = share.row + first_row + k * ROWS_APART;
+        of_row[k] = SCALED && row < rows ? x_scale[row] : 1.0f;
+    }
+    if (SPLITS > 1) cluster_meets();
+    else multiplying_warps_meet();
+    if (threadIdx.x < ROWS_EACH * VECTORS) {
+        Sums parts[EACH][SPLITS], gated[GATED ? EACH : 1][SPLITS];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {  // all of them, before any is waited for
+            const u32 at = memory + 4 * ((first_row + k * ROWS_APART) * PITCH + result);
+            load_parts(parts[k], at);
+            if (GATED) load_parts(gated[GATED ? k : 0], at + 4 * RESULTS);
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const int row = share.row + first_row + k * ROWS_APART;
+            float values[4], more[4];
+            affine.apply(parts[k], of_row[k], values);
+            if (GATED) of_gated.apply(gated[GATED ? k : 0], of_row[k], more);
+#pragma unroll
+            for (int j = 0; j < 4; j++) values[j] = GATED ? activation(values[j]) * more[j] : activation(values[j]);
+            if (row < rows && output < WIDTH) store4(y, (u64)row * WIDTH + output, values);
+        }
+    }
+    if (SPLITS > 1) cluster_meets();  // nobody leaves whose sums are still read
+}

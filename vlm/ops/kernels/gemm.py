@@ -1,0 +1,142 @@
+"""The product of several rows with a weight, and the activation behind it, on GPUs of compute capability 9.0: gemm.cu.
+
+The library's products begin when the kernel ahead of them has ended, and Triton's request nothing before their rows are
+there; of narrow weights both leave processors idle.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm.ops.activation import Activation
+from vlm.ops.kernels import nvrtc
+from vlm.ops.kernels.device import device_properties
+from vlm.ops.kernels.gemv import ACTIVATIONS, TYPES
+from vlm.ops.kernels.norms_ahead import is_aligned
+
+LINE, TILE, WARPS = 128, 64, 5  # as in gemm.cu: bytes of a row of a stage, rows of the weight, warps of a program
+ROWS = (8, 16, 32, 64, 128)  # of a program
+LARGEST_CLUSTER = 8
+FEW_TILES = 16  # of so many each has all of 128 rows
+LONG, SHORT = 32, 4  # lines of a program that are worth a larger cluster, and that are not worth one
+MEMORY, EXTRAS = 227 * 1024, 2560  # bytes of a processor, and of a program beside its stages
+MOST_STAGES, MOST_PROGRAMS = 8, 4  # of a program, of a processor
+MOST_ROWS, MANY_ROWS = 128, 64
+MOST_BYTES = 32 * 1024**2  # of a weight that meets MANY_ROWS: of larger ones the library is as fast
+VECTOR = 4  # results that are stored at once
+INT8, E4M3, FLOAT16, BFLOAT16 = range(4)
+ITEM_BYTES = {INT8: 1, E4M3: 1, FLOAT16: 2, BFLOAT16: 2}
+KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a kernel is compiled for, and how programs share its results."""
+
+    kind: int
+    rows: int
+    inputs: int
+    outputs: int
+    gated: bool
+    splits: int
+    stages: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.outputs // TILE)
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of the weight that are copied at once: where they are gated, half a tile's."""
+        return TILE // 2 if self.gated else TILE
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: stages that begin where 1,024 divides the address, and their barriers; the sums take
+        the place of the stages."""
+        ring, sums = self.stages * LINE * (TILE + self.rows), 4 * self.rows * (TILE + VECTOR)
+        return 1024 + max(ring, sums) + 16 * self.stages
+
+
+def fits(x: Tensor, weight: Tensor, activation: Activation | None = None, *scales: Tensor) -> bool:
+    """Tells whether `linear` takes these rows and weight."""
+    if not nvrtc.copies_boxes(x.device) or torch.cuda.get_device_capability(x.device) != (9, 0):
+        return False
+    rows, row_bytes = len(x), x.shape[1] * x.element_size()
+    if rows > MOST_ROWS or (rows > MANY_ROWS and len(weight) * row_bytes > MOST_BYTES):
+        return False
+    if len(weight) > TILE * MOST_PROGRAMS * _processors(x.device):
+        return False
+    gated = activation is not None and activation.gated
+    whole = row_bytes % LINE == 0 and len(weight) % (2 * VECTOR if gated else VECTOR) == 0
+    return whole and x.dtype == weight.dtype and x.dtype in KINDS and all(map(is_aligned, (x, weight, *scales)))
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    activation: Activation | None = None,
+    *,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Returns the activation of x weightᵀ + bias [R, N], for what `fits` says yes to: x [R, K] and weight [N, K] of one
+    type, of 8 bits with scales [R, 1] and [N, 1]."""
+    gated = activation is not None and activation.gated
+    shape = shape_of(KINDS[x.dtype], len(x), x.shape[1], len(weight), gated, _processors(x.device))
+    width = len(weight) if activation is None else activation.width(len(weight))
+    y = torch.empty((len(x), width), dtype=dtype, device=x.device)
+    act = 0 if activation is None else ACTIVATIONS[activation.name]
+    x_scale, weight_scale = scales or (None, None)
+    kernel = _kernel(shape, TYPES[dtype], act, None if bias is None else TYPES[bias.dtype], x.device)
+    kernel.launch(
+        (shape.splits, shape.tiles, -(-len(x) // shape.rows)), 32 * WARPS,
+        nvrtc.tensor_map(weight, LINE, shape.box_rows, 1), nvrtc.tensor_map(x, LINE, shape.rows, 1),
+        weight_scale, x_scale, bias, y, len(x), cluster=shape.splits,
+    )  # fmt: skip
+    return y
+
+
+def _processors(device: torch.device) -> int:
+    return device_properties(device.index).multi_processor_count
+
+
+@functools.cache
+def shape_of(kind: int, rows: int, inputs: int, outputs: int, gated: bool, processors: int) -> Shape:
+    """Returns how a product is shared out, as measured on an H100 with 4 to 128 rows of models from T5-small to
+    LLaMA-7B: programs of 64 outputs each."""
+    tiles, lines = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE
+    padded = next((most for most in ROWS if rows <= most), ROWS[-1])
+    if padded == ROWS[-1] and FEW_TILES < tiles <= processors // 2:
+        padded //= 2
+    programs, splits = tiles * -(-rows // padded), 1
+    # as many as half the processors; where each still has much to do, as many as all of them
+    while splits < min(LARGEST_CLUSTER, padded, lines // SHORT) and 2 * programs * splits <= processors:
+        if 2 * programs * splits > processors // 2 and lines // splits < LONG:
+            break
+        splits *= 2
+    most = -(-programs * splits // processors)  # of a processor
+    stages = min(
+        MOST_STAGES, -(-lines // splits), (MEMORY // min(most, MOST_PROGRAMS) - EXTRAS) // (LINE * (TILE + padded))
+    )
+    return Shape(kind, padded, inputs, outputs, gated, splits, stages)
+
+
+@functools.cache
+def _kernel(shape: Shape, y: int, act: int, bias: int | None, device: torch.device) -> nvrtc.CudaKernel:
+    return nvrtc.CudaKernel("gemm.cu", "gemm", constants(shape, y, act, bias), shape.shared)
+
+
+def constants(shape: Shape, y: int, act: int, bias: int | None) -> dict[str, int]:
+    """Returns what a kernel is compiled with: the type of results, an activation, and the type of a bias, if there is
+    one."""
+    return {
+        "KIND": shape.kind, "Y_TYPE": y, "ACT": act, "GATED": int(shape.gated), "BIAS": int(bias is not None),
+        "BIAS_TYPE": bias or 0, "INPUTS": shape.inputs, "OUTPUTS": shape.outputs, "ROWS": shape.rows,
+        "SPLITS": shape.splits, "STAGES": shape.stages,
+    }  # fmt: skip
