@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vlm.ops.w8a8 import FEW_ROWS
+from vlm.ops.w8a8 import rounded_from
 
 
 def norms_ahead(device: torch.device, *, rounds: bool = False) -> AbstractContextManager[Any]:
@@ -18,4 +18,4 @@ def norms_ahead(device: torch.device, *, rounds: bool = False) -> AbstractContex
         return nullcontext()
     from vlm.ops.kernels.norms_ahead import NormsAhead
 
-    return NormsAhead(FEW_ROWS + 1 if rounds else None)
+    return NormsAhead(rounded_from(device) if rounds else None)

@@ -9,7 +9,6 @@ from vlm.ops.activated import activated
 from vlm.ops.activation import Activation
 from vlm.ops.quantized_linear import linear8
 
-FEW_ROWS = 8  # up to which rows stay in the computing type on a GPU: rounding them takes longer than it saves
 LEAST = {
     torch.int8: (-127, -128),
     torch.float8_e4m3fn: (-448, -448),
@@ -33,11 +32,19 @@ def w8a8(
     weight [N, K] int8 or e4m3, weight_scale [N, 1] float32, bias [N]; `out_fp32`: of float16 the result is float32.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if x.is_cuda and x.dtype != torch.float32 and len(rows) <= FEW_ROWS:
+    if x.is_cuda and x.dtype != torch.float32 and len(rows) < rounded_from(x.device):
         return linear8(x, weight, weight_scale, bias, out_fp32, activation)
     values, scale = rounded(rows, weight.dtype, static_scale)
-    y = product(values, scale, weight, weight_scale, torch.float32 if out_fp32 else x.dtype, bias)
-    return activated(y.view(*x.shape[:-1], len(weight)), activation)
+    y = product(values, scale, weight, weight_scale, torch.float32 if out_fp32 else x.dtype, bias, activation)
+    return y.view(*x.shape[:-1], y.shape[1])
+
+
+def rounded_from(device: torch.device) -> int:
+    """Returns from how many rows on they are rounded on a GPU: fewer stay in the computing type, as rounding them takes
+    longer than it saves."""
+    from vlm.ops.kernels import gemm
+
+    return 2 if gemm.is_there(device) else 9
 
 
 def rounded(rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -57,13 +64,22 @@ def rounded(rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None = None
 
 
 def product(
-    x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+    x: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
-    """Returns (x · scale) (weight · weight_scale)ᵀ + bias [R, N] of x [R, K] and weight [N, K] of 8 bits; off CUDA sums
-    of 2^24 and more are rounded."""
+    """Returns the activation of (x · scale) (weight · weight_scale)ᵀ + bias [R, N] of x [R, K] and weight [N, K] of 8
+    bits; off CUDA sums of 2^24 and more are rounded."""
     if x.is_cuda:
+        from vlm.ops.kernels import gemm
         from vlm.ops.kernels.w8a8 import product as kernel
 
-        return kernel(x, scale, weight, weight_scale, dtype, bias)
+        if gemm.fits(x, weight, activation, weight_scale):
+            return gemm.linear(x, weight, bias, dtype, activation, scales=(scale, weight_scale))
+        return activated(kernel(x, scale, weight, weight_scale, dtype, bias), activation)
     y = (x.float() @ weight.float().t()) * scale * weight_scale.t()
-    return (y if bias is None else y + bias.float()).to(dtype)
+    return activated((y if bias is None else y + bias.float()).to(dtype), activation)

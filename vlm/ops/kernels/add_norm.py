@@ -71,5 +71,5 @@ def _launch(norm: Norm, rounding: Rounding | None) -> None:
         x, x if norm.delta is None else norm.delta, weight, weight if norm.shift is None else norm.shift, norm.stream,
         norm.row, *pointers(rounding, norm.row), count, norm.eps,
         C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, CENTRE=norm.shift is not None,
-        ROUND=rounding is not None, **constants(rounding), num_warps=4,
+        ROUND=rounding is not None, **constants(rounding), num_warps=4 if rounding is None or count >= MANY else 16,
     )  # fmt: skip

@@ -21,15 +21,16 @@ from vlm.ops.kernels.norms_ahead import is_aligned
 LINE, TILE, WARPS = 128, 64, 5  # as in gemm.cu: bytes of a row of a stage, rows of the weight, warps of a program
 ROWS = (8, 16, 32, 64, 128)  # of a program
 LARGEST_CLUSTER = 8
-FEW_TILES = 16  # of so many each has all of 128 rows
-LONG, SHORT = 32, 4  # lines of a program that are worth a larger cluster, and that are not worth one
+SHORT = 4  # lines of a program
 MEMORY, EXTRAS = 227 * 1024, 2560  # bytes of a processor, and of a program beside its stages
-MOST_STAGES, MOST_PROGRAMS = 8, 4  # of a program, of a processor
+MOST_PROGRAMS = 4  # of a processor
 MOST_ROWS, MANY_ROWS = 128, 64
 MOST_BYTES = 32 * 1024**2  # of a weight that meets MANY_ROWS: of larger ones the library is as fast
 VECTOR = 4  # results that are stored at once
 INT8, E4M3, FLOAT16, BFLOAT16 = range(4)
 ITEM_BYTES = {INT8: 1, E4M3: 1, FLOAT16: 2, BFLOAT16: 2}
+MOST_STAGES = {INT8: 8, E4M3: 8, FLOAT16: 16, BFLOAT16: 16}  # of a program: more are on their way before the rows, but
+# leave the kernels beside it less room
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 
 
@@ -62,9 +63,15 @@ class Shape:
         return 1024 + max(ring, sums) + 16 * self.stages
 
 
+@functools.cache
+def is_there(device: torch.device) -> bool:
+    """Tells whether the kernel runs on a device: its products are those of compute capability 9.0 alone."""
+    return nvrtc.copies_boxes(device) and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def fits(x: Tensor, weight: Tensor, activation: Activation | None = None, *scales: Tensor) -> bool:
     """Tells whether `linear` takes these rows and weight."""
-    if not nvrtc.copies_boxes(x.device) or torch.cuda.get_device_capability(x.device) != (9, 0):
+    if not is_there(x.device):
         return False
     rows, row_bytes = len(x), x.shape[1] * x.element_size()
     if rows > MOST_ROWS or (rows > MANY_ROWS and len(weight) * row_bytes > MOST_BYTES):
@@ -108,23 +115,16 @@ def _processors(device: torch.device) -> int:
 
 @functools.cache
 def shape_of(kind: int, rows: int, inputs: int, outputs: int, gated: bool, processors: int) -> Shape:
-    """Returns how a product is shared out, as measured on an H100 with 4 to 128 rows of models from T5-small to
-    LLaMA-7B: programs of 64 outputs each."""
-    tiles, lines = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE
+    """Returns how a product is shared out, as measured on an H100 within layers of models from T5-small to LLaMA-7B,
+    of 4 to 128 rows: a processor has one program, and no program less than SHORT lines that others could have."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
-    if padded == ROWS[-1] and FEW_TILES < tiles <= processors // 2:
-        padded //= 2
-    programs, splits = tiles * -(-rows // padded), 1
-    # as many as half the processors; where each still has much to do, as many as all of them
-    while splits < min(LARGEST_CLUSTER, padded, lines // SHORT) and 2 * programs * splits <= processors:
-        if 2 * programs * splits > processors // 2 and lines // splits < LONG:
-            break
+    tiles, lines, splits = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, 1
+    most_splits = 1 if lines <= MOST_STAGES[kind] else 2 if padded == ROWS[-1] else LARGEST_CLUSTER
+    while splits < most_splits and 2 * splits * tiles <= processors and lines >= 2 * splits * SHORT:
         splits *= 2
-    most = -(-programs * splits // processors)  # of a processor
-    stages = min(
-        MOST_STAGES, -(-lines // splits), (MEMORY // min(most, MOST_PROGRAMS) - EXTRAS) // (LINE * (TILE + padded))
-    )
-    return Shape(kind, padded, inputs, outputs, gated, splits, stages)
+    programs = min(MOST_PROGRAMS, -(-tiles * splits // processors))  # of a processor
+    room = (MEMORY // programs - EXTRAS) // (LINE * (TILE + padded))
+    return Shape(kind, padded, inputs, outputs, gated, splits, min(MOST_STAGES[kind], -(-lines // splits), room))
 
 
 @functools.cache

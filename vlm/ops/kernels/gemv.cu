@@ -16,26 +16,16 @@
 // when it is compiled. Defined then: KIND, X_TYPE, Y_TYPE, ACT (see the lists), GATED, BIAS, ZERO, INPUTS, OUTPUTS,
 // GROUPS, NORM, ADD and the types STREAM and DELTA, PROGRAMS, WARPS, PIECES, STAGES, DEPTH.
 
+#include "products.cuh"
+
 #define INT8 0
 #define E4M3 1
 #define INT4 2
 #define DENSE 3  // in the type of x
 
-#define FLOAT16 0
-#define BFLOAT16 1
-#define FLOAT32 2
-
-#define NO_ACT 0
-#define GELU 1
-#define GELU_NEW 2
-#define RELU 3
-#define SILU 4
-
 #define NO_NORM 0
 #define RMS_NORM 1
 #define LAYER_NORM 2
-
-typedef unsigned int u32;
 
 constexpr int THREADS = 32 * WARPS;                // that multiply
 constexpr int ROWS = 16;                           // outputs of a tile
@@ -69,8 +59,6 @@ typedef float Sum;
 #endif
 
 struct alignas(16) Vector { u32 v[4]; };
-// Of the weight [outputs, bytes of a row], as [lines, outputs, LINE].
-struct alignas(64) TensorMap { char opaque[128]; };
 
 // Of the norm ahead of the product: the norm of stream = x + delta is row, both for others.
 struct Norm {
@@ -78,37 +66,6 @@ struct Norm {
     void *stream, *row;
     float eps;
 };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    } while (!done);
-}
-
-// Requests the box of eight rows at a row and a line of the weight.
-__device__ __forceinline__ void copy(u32 to, const TensorMap* weight, int row, int line, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3, %4}], [%5];"
-        ::"r"(to), "l"(weight), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
-}
 
 // Requests bytes that follow each other, multiples of 16.
 __device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes, u32 barrier) {
@@ -204,21 +161,6 @@ __device__ __forceinline__ float float_of(u32 low) {
 }
 
 __device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-
-__device__ __forceinline__ float activation(float x) {
-#if ACT == GELU
-    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-#elif ACT == GELU_NEW
-    float t = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (2.0f - 2.0f / (__expf(2.0f * t) + 1.0f));
-#elif ACT == RELU
-    return fmaxf(x, 0.0f);
-#elif ACT == SILU
-    return x / (1.0f + __expf(-x));
-#else
-    return x;
-#endif
-}
 
 template <int TYPE> __device__ __forceinline__ float value_at(const void* p, int i) {
     if (TYPE == FLOAT32) return ((const float*)p)[i];

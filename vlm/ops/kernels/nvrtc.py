@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
@@ -45,16 +46,23 @@ def copies_boxes(device: torch.device) -> bool:
 def compiled(source: str, constants: tuple[tuple[str, int | str], ...], architecture: str) -> bytes:
     """Returns the machine code of a file of this folder for an architecture ("sm_90"), its constants defined, from the
     cache where an earlier process compiled it. Raises CompileError."""
-    text = (resources.files("vlm.ops.kernels") / source).read_text()
+    text = _text(source)
+    headers = {name: _text(name) for name in re.findall(r'^#include "(.+)"$', text, re.MULTILINE)}
     options = [f"--gpu-architecture={architecture}", *(f"-D{name}={value}" for name, value in constants)]
     _, *version = _nvrtc().nvrtcVersion()
-    return cached("\n".join((*map(str, version), *options, text)), lambda: _compile(source, text, options))
+    key = "\n".join((*map(str, version), *options, text, *headers.values()))
+    return cached(key, lambda: _compile(source, text, headers, options))
 
 
-def _compile(source: str, text: str, options: list[str]) -> bytes:
-    """Returns the machine code of the text of a file. Raises CompileError."""
+def _text(source: str) -> str:
+    return (resources.files("vlm.ops.kernels") / source).read_text()
+
+
+def _compile(source: str, text: str, headers: Mapping[str, str], options: list[str]) -> bytes:
+    """Returns the machine code of the text of a file, which includes these. Raises CompileError."""
     nvrtc = _nvrtc()
-    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], []))
+    texts, names = ([part.encode() for part in parts] for parts in (headers.values(), headers))
+    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), len(headers), texts, names))
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(result):
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels import gemm
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.kernels.rounding import Rounding, constants, pointers, store_rounded
@@ -83,15 +82,16 @@ def rounded(
 def product(
     x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """Returns what vlm.ops.w8a8.product says."""
+    """Returns what vlm.ops.w8a8.product says, without an activation."""
     (rows, inputs), outputs = x.shape, len(weight)
     assert x.is_contiguous() and weight.is_contiguous()
-    if gemm.fits(x, weight, None, weight_scale):
-        return gemm.linear(x, weight, bias, dtype, scales=(scale, weight_scale))
     if _is_for_library(x, weight, dtype, bias):
-        return torch._scaled_mm(
-            x, weight.t(), scale_a=scale, scale_b=weight_scale.t(), bias=bias, out_dtype=dtype, use_fast_accum=True
-        )
+        options = {"bias": bias, "out_dtype": dtype, "use_fast_accum": True}
+        try:
+            return torch.ops.aten._scaled_mm(x, weight.t(), scale, weight_scale.t(), **options)
+        except RuntimeError as error:  # it has no kernel of some sizes, and says so only then
+            if "NOT_SUPPORTED" not in str(error):
+                raise
     y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     bm, bn, bk, warps, stages = _tile(rows, outputs)
     left, right, strides = (x, scale), (weight, weight_scale), y.stride()

@@ -1,0 +1,62 @@
+"""The product of several rows that is written in CUDA C++: it compiles without a GPU; its results are in tests/gpu."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+from vlm.ops.activation import Activation
+from vlm.ops.kernels import gemm, nvrtc
+from vlm.ops.kernels.gemv import ACTIVATIONS
+from vlm.ops.linear import linear
+from vlm.ops.w8a8 import product, rounded
+
+PROCESSORS, MEMORY = 132, 227 * 1024  # an H200's, and the bytes of a processor
+SIZES = ((512, 512), (512, 2048), (1024, 1024), (4096, 1024), (4096, 12288), (4096, 22016), (11008, 4096), (64, 4))
+
+
+@pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
+@pytest.mark.parametrize("kind", sorted(gemm.ITEM_BYTES))
+def test_it_compiles_for_every_type_and_ending(kind):
+    cases = itertools.product(gemm.ROWS, ((False, "gelu", 1), (True, "silu", 8), (False, "", 2)))
+    for (rows, (gated, act, splits)), y in zip(cases, itertools.cycle(range(3)), strict=False):
+        shape = gemm.Shape(kind, rows, 4096, 4096, gated, splits, 4)
+        values = gemm.constants(shape, y, ACTIVATIONS[act], None if act else y)
+        assert nvrtc.compiled("gemm.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("kind", sorted(gemm.ITEM_BYTES))
+@pytest.mark.parametrize("rows", [2, 8, 9, 64, 65, 128])
+def test_programs_share_the_inputs_and_a_processor_s_memory(kind, rows):
+    for inputs, outputs in SIZES:
+        shape = gemm.shape_of(kind, rows, inputs, outputs, False, PROCESSORS)
+        lines = inputs * gemm.ITEM_BYTES[kind] // gemm.LINE
+        if not lines:
+            continue
+        assert rows <= shape.rows and shape.rows % shape.splits == 0 and shape.splits <= max(1, lines)
+        programs = min(gemm.MOST_PROGRAMS, -(-shape.tiles * shape.splits // PROCESSORS))
+        assert shape.stages > 0 and programs * (shape.shared + 1024) <= MEMORY
+        assert shape.splits == 1 or shape.tiles * shape.splits <= PROCESSORS
+
+
+def test_narrow_weights_of_many_inputs_are_shared_out():
+    shapes = [
+        gemm.shape_of(gemm.FLOAT16, 32, *size, False, PROCESSORS) for size in ((512, 512), (4096, 1024), (4096, 12288))
+    ]
+    assert [(shape.tiles, shape.splits) for shape in shapes] == [(8, 1), (16, 8), (192, 1)]
+    # boxes of gates, and of what they gate
+    assert gemm.shape_of(gemm.E4M3, 32, 4096, 22016, True, PROCESSORS).box_rows == 32
+
+
+def test_off_cuda_products_are_the_library_s():
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(5, 256), torch.randn(64, 256), torch.randn(64)
+    silu = Activation("silu", gated=True)
+    assert not gemm.fits(x.half(), weight.half(), silu)
+    assert linear(x, weight, bias, activation=silu).shape == (5, 32)
+    parts = *rounded(x, torch.int8), *rounded(weight, torch.int8)
+    gate, up = product(*parts, torch.float32, bias).chunk(2, 1)
+    torch.testing.assert_close(product(*parts, torch.float32, bias, silu), torch.nn.functional.silu(gate) * up)

@@ -1,0 +1,65 @@
+// What products share (gemv.cu, gemm.cu): types and activations by number, boxes that are copied to shared memory, and the
+// barriers that tell of them.
+//
+// Defined when it is compiled: ACT, see the list.
+
+#define FLOAT16 0
+#define BFLOAT16 1
+#define FLOAT32 2
+
+#define NO_ACT 0
+#define GELU 1
+#define GELU_NEW 2
+#define RELU 3
+#define SILU 4
+
+typedef unsigned int u32;
+
+// Of a matrix [rows, bytes of a row], as [lines, rows, 128].
+struct alignas(64) TensorMap { char opaque[128]; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+
+// Requests the box of a matrix at a row and a line.
+__device__ __forceinline__ void copy(u32 to, const TensorMap* matrix, int row, int line, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %4}], [%5];"
+        ::"r"(to), "l"(matrix), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ float activation(float x) {
+#if ACT == GELU
+    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+#elif ACT == GELU_NEW
+    float t = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (2.0f - 2.0f / (__expf(2.0f * t) + 1.0f));
+#elif ACT == RELU
+    return fmaxf(x, 0.0f);
+#elif ACT == SILU
+    return x / (1.0f + __expf(-x));
+#else
+    return x;
+#endif
+}
