@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from vlm.errors import InputError
 from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_CHARACTERS
 
 EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+_seeds = random.Random()  # begun by the system's own, in a forked process as well
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_seeds.seed)
 
 
 # --- the command line's words ---
@@ -75,8 +79,8 @@ def to_seed(value: int) -> int:
 
 
 def draw_seed() -> int:
-    """Returns a seed for what names none."""
-    return int.from_bytes(os.urandom(7), "little")
+    """Returns a seed for what names none. The system is asked once: each time would let other threads go first."""
+    return _seeds.getrandbits(56)
 
 
 # --- what is refused ---
