@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +109,7 @@ def image_inputs(model: Any, pixel_values: Tensor, input_ids: Tensor | None = No
         return {"pixel_values": in_tiles(pixel_values, tower.image_size)}
     if getattr(tower, "model_type", None) != "pixtral":
         return {"pixel_values": pixel_values}
-    sizes = pixel_values.new_tensor(pixel_values.shape[2:]).long().expand(len(pixel_values), -1)
-    return {"pixel_values": pixel_values, "image_sizes": sizes}
+    return {"pixel_values": pixel_values, "image_sizes": _alike(pixel_values.shape[2:], pixel_values)}
 
 
 def in_tiles(pixel_values: Tensor, side: int) -> Tensor:
@@ -127,8 +127,15 @@ def in_patches(pixel_values: Tensor, *, side: int, merge: int, frames: int) -> d
     down, across = (length // (side * merge) for length in size)
     x = pixel_values.view(count, channels, down, merge, side, across, merge, side).permute(0, 2, 5, 3, 6, 1, 4, 7)
     x = x.unsqueeze(6).expand(*x.shape[:6], frames, side, side)
-    grid = x.new_tensor([1, down * merge, across * merge]).long().expand(count, -1)
+    grid = _alike((1, down * merge, across * merge), pixel_values)
     return {"pixel_values": x.reshape(-1, channels * frames * side**2), "image_grid_thw": grid}
+
+
+def _alike(numbers: Sequence[int], images: Tensor) -> Tensor:
+    """Returns the same numbers for each of the images, [n, numbers] int64."""
+    import torch
+
+    return torch.tensor(numbers, device=images.device).expand(len(images), -1)
 
 
 def flattened(pixel_values: Tensor, side: int) -> dict[str, Tensor]:
