@@ -19,6 +19,7 @@ def linear(
 ) -> Tensor:
     """Returns the activation of x weightᵀ + bias [..., N], x [..., K], weight [N, K], bias [N]. `out_fp32`, for x
     [R, K] alone: in float16 the sums stay float32."""
+    # our kernels have no gradients
     if x.is_cuda and x.dtype != torch.float32 and x.ndim == 2 and not torch.is_grad_enabled():
         from vlm.ops.kernels import gemm
         from vlm.ops.kernels.linear import linear as one_row

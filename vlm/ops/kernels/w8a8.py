@@ -109,10 +109,10 @@ def product(
 def _is_for_library(x: Tensor, weight: Tensor, dtype: torch.dtype, bias: Tensor | None) -> bool:
     """Tells whether cuBLAS multiplies these rows of e4m3, and faster than the kernel here: on an H100 of more than 128
     rows, those of LLaMA-7B at 1.3 to 1.5 PFLOP/s. It has scales of rows and columns since CUDA 12.9, on compute
-    capability 9.0 and up."""
+    capability 9.0; elsewhere torch has other kernels, of bfloat16 alone."""
     if not x.is_cuda or x.dtype != torch.float8_e4m3fn or len(x) <= LIBRARY_ROWS or _cuda() < (12, 9):
         return False
-    if torch.cuda.get_device_capability(x.device) < (9, 0) or x.shape[1] % 16 or len(weight) % 16:
+    if torch.cuda.get_device_capability(x.device) != (9, 0) or x.shape[1] % 16 or len(weight) % 16:
         return False
     return bias is None or bias.dtype == dtype != torch.float32
 
