@@ -87,6 +87,12 @@ COMMANDS = (
     ("bart-large-cnn-lora", 75,
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --backend torch,torch+lora-8x16 "
      "--batch-size 128 --input-output-len 350,128 --repeats 5 --profile --no-hf"),
+    ("bart-large-cnn-260-440", 90,
+     "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 32;64;128 "
+     "--input-output-len 440,128 --min-input-len 260 --hf-new-tokens 32 --repeats 5"),
+    ("flan-t5-xl-260-440", 150,
+     "text --arch flan-t5-xl --random-weights --dtype bfloat16 --batch-size 32;64;128 "
+     "--input-output-len 440,128 --min-input-len 260 --no-hf --repeats 5"),
     ("t5-small-batch-128", 70,
      "text --arch t5-small --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 64,64 "
      "--hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),
@@ -133,6 +139,9 @@ COMMANDS = (
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --batch-size 1;64 "
      "--input-output-len 16,800 --image-size 1190x1540 --hf-batch-size 4 --hf-new-tokens 64 "
      "--repeats 3"),
+    ("lightonocr-1b-fp8", 240,
+     "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --backend torch-fp8+kv-fp8 --batch-size 64 "
+     "--input-output-len 16,800 --image-size 1190x1540 --no-hf --repeats 3 --profile"),
     ("qwen2.5-vl-3b-640x360", 140,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3"),

@@ -167,6 +167,10 @@ class TextBenchConfig(RowsConfig):
     lengths: tuple[tuple[int, int], ...] = option(
         ((64, 64),), 'Tokens in and out, "60,20;128,20".', flags=("--input-output-len",), default="64,64", read=LENGTHS
     )
+    min_input_len: int | None = option(
+        None, "Tokens in, at least: each text has a length of its own, from here up to that of --input-output-len.",
+        default="all have that one", allowed=at_least(1),
+    )  # fmt: skip
     num_beams: tuple[int, ...] = option(
         (1,), '1 is greedy, several apart by ";".', default="1", read=partial(numbers, option="--num-beams")
     )
@@ -174,6 +178,15 @@ class TextBenchConfig(RowsConfig):
         None, f"CTranslate2 on the CPU in the same run, in this type: {' or '.join(COMPUTE_TYPES)}.",
         default="left out", allowed=one_of(*COMPUTE_TYPES),
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shortest = min(input_len for input_len, _ in self.lengths)
+        if self.min_input_len is not None and self.min_input_len > shortest:
+            raise InputError(
+                f"--min-input-len is {self.min_input_len}; it must not be above the tokens in of --input-output-len,"
+                f" {shortest}."
+            )
 
     @property
     def beside_others(self) -> bool:
@@ -185,8 +198,8 @@ class TextBenchConfig(RowsConfig):
 
     @property
     def rows(self) -> list[Workload]:
-        rows = itertools.product(self.lengths, self.num_beams, self.batch_sizes)
-        return [Workload(lengths, num_beams=beams, batch_size=size) for lengths, beams, size in rows]
+        rows, least = itertools.product(self.lengths, self.num_beams, self.batch_sizes), self.min_input_len
+        return [Workload(lengths, beams, size, min_input_len=least) for lengths, beams, size in rows]
 
     def limits(self, configs: RoleConfigs) -> Limits:
         """Returns what the engine must hold; a beam takes a sequence's place."""
@@ -256,12 +269,15 @@ class Workload:
     lengths: tuple[int, int]
     num_beams: int
     batch_size: int
+    min_input_len: int | None = None  # None: all inputs have that length
 
     def to_dict(self) -> dict[str, int]:
         input_len, output_len = self.lengths
+        least = {} if self.min_input_len is None else {"min_input_len": self.min_input_len}
         return {
             "batch_size": self.batch_size,
             "num_beams": self.num_beams,
+            **least,
             "input_len": input_len,
             "output_len": output_len,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlm_app.bench.serving import table as serving
-from vlm_app.bench.table import by_backend
+from vlm_app.bench.table import by_backend, tokens_in
 
 CSV_HEADER = (
     *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),
@@ -91,7 +91,7 @@ def _exact(value: Any) -> str:
 def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
     theirs = hf.get("tokens_per_s")
-    settings = [row[name] for name in ("batch_size", "num_beams", "input_len", "output_len")]
+    settings = [row["batch_size"], row["num_beams"], tokens_in(row), row["output_len"]]
     speed = [f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}"]
     beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
     floors = [f"{floor['tokens_per_s']:.1f}", f"{ours['tokens_per_s'] / floor['tokens_per_s']:.3f}"]

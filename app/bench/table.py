@@ -132,8 +132,14 @@ def workload(result: dict[str, Any]) -> str:
 
 def _text_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
-    of = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: "
+    of = f"{tokens_in(row)} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: "
     return [_text_row(result, row, of), *_collectives(result, row, of)]
+
+
+def tokens_in(row: dict[str, Any]) -> str:
+    """Returns how many tokens inputs have: 350, or 260-440."""
+    least = f"{row['min_input_len']}-" if "min_input_len" in row else ""
+    return f"{least}{row['input_len']}"
 
 
 def _text_row(result: dict[str, Any], row: dict[str, Any], of: str) -> Row:

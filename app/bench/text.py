@@ -1,4 +1,5 @@
-"""`vlm bench text`: texts of random tokens through an encoder-decoder, every combination of batch, beams and lengths.
+"""`vlm bench text`: texts of random tokens through an encoder-decoder, every combination of batch, beams and lengths;
+texts of a batch may have lengths of their own.
 
 For us and for Hugging Face: a batch's whole time, its first token's, and the time of a further step,
 (T(n tokens) - T(1 token)) / (n - 1). Tokens a second count what is returned: one output a text, beams or not.
@@ -6,6 +7,7 @@ For us and for Hugging Face: a batch's whole time, its first token's, and the ti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,13 +37,16 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
     with prepare_session(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
         ours, theirs = session.compare(_others(session), lambda pipeline: _measure(pipeline, session))
-        floor = lambda name, row, mine: floor_of(  # noqa: E731
-            session, name, row, encoder_rows=row.lengths[0], speed=speed, ours=mine
-        )
-        rows = join_systems(config, ours, theirs.get(HF), floor)
+        rows = join_systems(config, ours, theirs.get(HF), functools.partial(_floor, session, speed))
     for row, rival in zip(rows, theirs.get(RIVAL, ()), strict=False):
         row["ctranslate2"] = rival
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
+
+
+def _floor(session: Session[TextBenchConfig], speed: float, name: str, row: Workload, ours: Results) -> Results:
+    texts = random_texts(session, row)
+    mean = round(sum(map(len, texts)) / len(texts))
+    return floor_of(session, name, row, encoder_rows=mean, speed=speed, ours=ours)
 
 
 def _others(session: Session[TextBenchConfig]) -> dict[str, Callable[[Path], Turns[list[Results]]]]:
@@ -54,8 +59,8 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
     settings = neutral(session.engine)
 
     def measure_row(_: int, row: Workload) -> Turns[Results]:
-        def generate(texts: torch.Tensor, new_tokens: int) -> None:
-            inputs = with_adapters([{"encoder_input_ids": ids} for ids in texts.tolist()], pipeline)
+        def generate(texts: list[list[int]], new_tokens: int) -> None:
+            inputs = with_adapters([{"encoder_input_ids": ids} for ids in texts], pipeline)
             options = {"max_new_tokens": new_tokens, "num_beams": row.num_beams}
             outputs = pipeline.generate(inputs, **settings | FULL_LENGTH | options)
             assert all(len(out.token_ids) == new_tokens for out in outputs)
@@ -77,7 +82,7 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
     baseline = TextBaseline(folder, session.dtype, session.device)
 
     def measure_row(_: int, row: Workload) -> Turns[Results]:
-        texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)
+        texts = random_texts(session, row)[: config.hf_batch_size]
         generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams)  # noqa: E731
         results = yield from times(
             lambda: texts, generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session

@@ -237,22 +237,25 @@ def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
     """The baseline is no straw man: it finds the same tokens of the same texts."""
     (tmp_path / "arch.json").write_text(json.dumps(config | {"forced_eos_token_id": None}))
     asked = TextBenchConfig(arch=str(tmp_path / "arch.json"), lengths=((6, 8),), num_beams=(3,), device="cpu")
-    work = Workload((6, 8), num_beams, 2)
+    work = Workload((6, 8), num_beams, 3, min_input_len=2)
     with session.prepare_session(asked, "text", limits=asked.limits) as run:
         texts = random_texts(run, work)
+        assert len({len(text) for text in texts}) > 1  # those of Hugging Face are padded
         baseline = TextBaseline(run.folder, "float32", CPU)
         expected = baseline.generate(texts, 8, num_beams)
         if num_beams == 1 and config is not BART:
             assert CTranslate2(run.folder, "float32", threads=1).generate(texts, 8, 1) == expected[:, 1:].tolist()
         with open_pipeline(run.engine, RuntimeConfig(device="cpu")) as pipeline:
-            inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
+            inputs = [{"encoder_input_ids": ids} for ids in texts]
             found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, num_beams=num_beams)
     assert [out.token_ids for out in found] == expected[:, 1:].tolist()
     # freshly drawn weights repeat themselves, so the values count too
-    with torch.no_grad():
-        logits = baseline.model(input_ids=texts, decoder_input_ids=expected[:, :-1]).logits
-    wanted = logits.log_softmax(-1).gather(-1, expected[:, 1:, None])[..., 0]
-    torch.testing.assert_close(torch.tensor([out.logprobs for out in found]), wanted, atol=1e-4, rtol=0)
+    for text, tokens, out in zip(texts, expected, found, strict=True):
+        with torch.no_grad():
+            ids = {"input_ids": torch.tensor([text]), "decoder_input_ids": tokens[None, :-1]}
+            logits = baseline.model(**ids).logits
+        wanted = logits.log_softmax(-1)[0].gather(-1, tokens[1:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(out.logprobs), wanted, atol=1e-4, rtol=0)
 
 
 def test_the_head_is_a_weight_of_its_own_unless_it_is_tied(tmp_path):
@@ -290,8 +293,27 @@ def test_texts_avoid_special_ids(tmp_path):
     build_engine(checkpoint, tmp_path / "e", BuildConfig())
     with session.prepare_session(TextBenchConfig(model=str(tmp_path / "e"), device="cpu"), "text") as run:
         texts = random_texts(run, Workload((500, 2), 1, 16))
-        assert texts.shape == (16, 500) and texts.min() == 10 and 1900 < texts.max() < 2048 - 128
-        assert torch.equal(texts, random_texts(run, Workload((500, 2), 1, 16)))
+        ids = torch.tensor(texts)
+        assert ids.shape == (16, 500) and ids.min() == 10 and 1900 < ids.max() < 2048 - 128
+        assert texts == random_texts(run, Workload((500, 2), 1, 16))
+        ragged = random_texts(run, Workload((500, 2), 1, 64, min_input_len=300))
+        assert 300 <= min(map(len, ragged)) < 330 and 470 < max(map(len, ragged)) <= 500
+        assert ragged == random_texts(run, Workload((500, 2), 1, 64, min_input_len=300))
+
+
+def test_texts_of_many_lengths(arch, tmp_path, capsys):
+    out = tmp_path / "text.json"
+    options = ["--batch-size", "4", "--input-output-len", "9,4", "--min-input-len", "3", "--repeats", "1"]
+    run = ["text", "--arch", arch, "--random-weights", *options, "--device", "cpu"]
+    assert not bench(*run, "--json", out), capsys.readouterr().err
+    result = json.loads(out.read_text())
+    [row] = result["rows"]
+    assert (row["min_input_len"], row["input_len"]) == (3, 9) and row["hf"]["batch_size"] == 4
+    capsys.readouterr()
+    assert not bench("table", out)
+    assert "3-9 in, 4 out, batch 4, greedy: tokens/s" in capsys.readouterr().out
+    header, told = csv_rows(result)
+    assert dict(zip(header, told, strict=True))["in"] == "3-9"
 
 
 def test_an_engine_must_hold_the_rows(tmp_path):
@@ -333,6 +355,10 @@ PACKAGED = ["--model", "mini-t5"]
         ([*PACKAGED, "--num-beams", "1;0"], "--num-beams holds 0; its numbers must be at least 1"),
         ([*PACKAGED, "--batch-size", "4;-1"], "--batch-size holds -1; its numbers must be at least 1"),
         ([*PACKAGED, "--input-output-len", "9,1"], "asks for 1 token out; at least 2 tokens out"),
+        (
+            [*PACKAGED, "--input-output-len", "9,4;6,4", "--min-input-len", "7"],
+            "is 7; it must not be above the tokens in of --input-output-len, 6",
+        ),
         ([*PACKAGED, "--hf-new-tokens", "1"], "--hf-new-tokens is 1; it must be at least 2"),
         ([*PACKAGED, "--hf-batch-size", "0"], "--hf-batch-size is 0; it must be at least 1"),
         ([*PACKAGED, "--backend", "torch+lora-0x8"], "--backend holds torch+lora-0x8; allowed are"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.reference.huggingface import image_inputs, model_class, quiet
@@ -92,11 +93,14 @@ class TextBaseline:
         return _described(self.model.config._attn_implementation, "eager generate")
 
     @torch.inference_mode()
-    def generate(self, input_ids: Tensor, new_tokens: int, num_beams: int) -> Tensor:
-        """[B, T] -> [B, 1 + new_tokens]"""
+    def generate(self, texts: list[list[int]], new_tokens: int, num_beams: int) -> Tensor:
+        """[B][T] -> [B, 1 + new_tokens]; shorter texts are padded, as its documentation has it"""
+        lengths = torch.tensor([len(text) for text in texts], device=self.device)
+        ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(self.device)
+        mask = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
         tokens = self.model.generate(
-            input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
-            num_beams=num_beams, do_sample=False,
+            ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, num_beams=num_beams,
+            do_sample=False,
         )  # fmt: skip
         assert tokens.shape[1] == 1 + new_tokens, tokens.shape
         return tokens

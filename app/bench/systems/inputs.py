@@ -30,10 +30,14 @@ def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generat
     return torch.randint(min(FIRST_ORDINARY_ID, past - 1), past, shape, generator=generator)
 
 
-def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
-    """Returns token ids [batch, tokens in], the same for both systems"""
-    generator = torch.Generator().manual_seed(session.config.seed)
-    return random_ids(session.configs["decoder"].vocab_size, (row.batch_size, row.lengths[0]), generator)
+def random_texts(session: Session[TextBenchConfig], row: Workload) -> list[list[int]]:
+    """Returns the token ids of each text of a batch, the same for both systems."""
+    generator, (most, _) = torch.Generator().manual_seed(session.config.seed), row.lengths
+    ids = random_ids(session.configs["decoder"].vocab_size, (row.batch_size, most), generator).tolist()
+    if row.min_input_len is None:
+        return ids
+    lengths = torch.randint(row.min_input_len, most + 1, (row.batch_size,), generator=generator).tolist()
+    return [text[:length] for text, length in zip(ids, lengths, strict=True)]
 
 
 @dataclass(frozen=True)

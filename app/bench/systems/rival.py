@@ -30,11 +30,13 @@ class CTranslate2:
             )
         self.description: dict[str, Any] = {"ctranslate2": module.__version__, "compute_type": compute_type}
 
-    def generate(self, token_ids: torch.Tensor, new_tokens: int, num_beams: int) -> list[list[int]]:
-        """[B, T] -> [B][new_tokens]"""
-        texts = [[_token(each) for each in row] for row in token_ids.tolist()]
+    def generate(self, texts: list[list[int]], new_tokens: int, num_beams: int) -> list[list[int]]:
+        """[B][T] -> [B][new_tokens]"""
         results = self.translator.translate_batch(
-            texts, beam_size=num_beams, min_decoding_length=new_tokens, max_decoding_length=new_tokens
+            [[_token(each) for each in text] for text in texts],
+            beam_size=num_beams,
+            min_decoding_length=new_tokens,
+            max_decoding_length=new_tokens,
         )
         tokens = [[int(token[1:-1]) for token in result.hypotheses[0]] for result in results]
         assert all(len(row) == new_tokens for row in tokens)
