@@ -138,7 +138,7 @@ COMMANDS = (
     ("lightonocr-1b-prompt", 300,
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --batch-size 1;64 "
      "--input-output-len 16,800 --image-size 1190x1540 --hf-batch-size 4 --hf-new-tokens 64 "
-     "--repeats 3"),
+     "--repeats 3 --profile"),
     ("lightonocr-1b-fp8", 240,
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --backend torch-fp8+kv-fp8 --batch-size 64 "
      "--input-output-len 16,800 --image-size 1190x1540 --no-hf --repeats 3 --profile"),
@@ -148,7 +148,7 @@ COMMANDS = (
     ("qwen2.5-vl-3b-1920x1080", 180,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,128 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "
-     "--repeats 3"),
+     "--repeats 3 --profile"),
     ("pix2struct-base-throughput", 70,
      "throughput --arch pix2struct-base --random-weights --dtype bfloat16 --batch-size 64 "
      "--new-tokens 128 --hf-batch-size 16 --hf-new-tokens 64 --repeats 3"),
