@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-from vlm.ops.kernels import attend, nvrtc
+from vlm.ops.kernels import attend, nvrtc, paged_attention
 from vlm.ops.paged_kv import PagedKV
 
 CONSTANTS = {
@@ -48,3 +49,17 @@ def test_a_cluster_is_as_large_as_two_programs_a_processor_allow():
 def test_the_cpu_is_for_others():
     kv = PagedKV(*torch.zeros(2, 3, 4, 16, 64, dtype=torch.float16))
     assert not attend.fits(torch.zeros(1, 4, 64, dtype=torch.float16), kv, None)
+
+
+@pytest.mark.parametrize(
+    "kept, splits", [(torch.float16, (4, 2, 2, 1)), (torch.int8, (2, 2, 1, 1)), (torch.float8_e4m3fn, (1, 1, 1, 1))]
+)
+def test_how_often_contexts_that_share_no_cluster_are_split(kept, splits, monkeypatch):
+    """Of 8, 16, 32 and 64 rows of 32 heads of 128 values."""
+    monkeypatch.setattr(paged_attention, "device_properties", lambda index: SimpleNamespace(multi_processor_count=132))
+    kv = PagedKV(*torch.empty(2, 1, 32, 16, 128, dtype=kept, device="meta"))
+    found = []
+    for rows in (8, 16, 32, 64):
+        q = torch.empty(rows, 32, 128, dtype=torch.float16, device="meta")
+        found.append(paged_attention.num_splits(q, kv, torch.empty(rows, 64, device="meta")))
+    assert tuple(found) == splits
