@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import re
 import shlex
 import signal
@@ -120,6 +121,26 @@ def test_a_first_rank_that_is_killed_amid_the_start_leaves_nothing(t5, tmp_path,
     _, said = process.communicate()  # which ends with all that write to it
     assert said == b"" and list((tmp_path / "tmp").glob("vlm-ranks-*")) == []
     until(lambda: not any(other.is_alive() for other in others))
+
+
+# a rank whose folder is removed before it has come to its store, and who removes it dawdles
+DAWDLER = """
+import time
+from vlm.api import rank_processes as ranks
+
+remove, take = ranks.shutil.rmtree, ranks._take_device
+ranks.shutil.rmtree = lambda folder, **options: (remove(folder, **options), time.sleep(2))
+ranks._take_device = lambda runtime: (time.sleep(1), take(runtime))[1]
+ranks._main()
+"""
+
+
+def test_a_rank_that_finds_no_folder_to_meet_in_ends_at_once(whole, tmp_path):
+    (folder := tmp_path / "meeting").mkdir()
+    line = [sys.executable, "-c", DAWDLER, folder]
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT)
+    process.communicate(pickle.dumps((whole, CPU, 1, 2)), timeout=120)  # the store is waited for 300
+    assert process.returncode == -signal.SIGKILL and not folder.exists()
 
 
 def test_a_rank_that_cannot_start_is_said(whole, monkeypatch):

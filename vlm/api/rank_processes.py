@@ -148,14 +148,18 @@ def _main() -> NoReturn:
     except EOFError:  # the first one has gone
         shutil.rmtree(folder, ignore_errors=True)
         raise SystemExit(1) from None
-    watch = threading.Thread(target=_end_with_input, args=(folder,), daemon=True)
+    # a store's file that cannot be made is tried for minutes, and no thread runs meanwhile: its folder is there then
+    folder_in_use = threading.Lock()
+    watch = threading.Thread(target=_end_with_input, args=(folder, folder_in_use), daemon=True)
     watch.start()
     try:
         _take_device(runtime)  # what ends here is found at once, later only by those that wait for it
         with contextlib.suppress(BrokenPipeError):  # likewise, which the thread finds
             sys.stdout.buffer.write(READY)
             sys.stdout.flush()
-        ranks = _connected(_store(folder, size), engine, rank, runtime, local=True)
+        with folder_in_use:
+            store = _store(folder, size)  # kept to the end, when its file has gone: it would be looked for otherwise
+        ranks = _connected(store, engine, rank, runtime, local=True)
         follow_first_rank(engine, runtime, ranks)
     except VlmError as error:
         watch.join(SECONDS_TO_NOTICE)  # the first one may have gone: then this one ends there, without a word
@@ -164,11 +168,12 @@ def _main() -> NoReturn:
     raise SystemExit(0)
 
 
-def _end_with_input(folder: str) -> None:
+def _end_with_input(folder: str, folder_in_use: threading.Lock) -> None:
     while os.read(sys.stdin.fileno(), 1):  # without Python's buffer, whose lock would outlive the other threads
         pass
-    shutil.rmtree(folder, ignore_errors=True)  # which the first one removes, unless it was killed amid the start
-    os.kill(os.getpid(), signal.SIGKILL)  # the first one has gone, and what waits for it does not return
+    with folder_in_use:
+        shutil.rmtree(folder, ignore_errors=True)  # which the first one removes, unless it was killed amid the start
+        os.kill(os.getpid(), signal.SIGKILL)  # the first one has gone, and what waits for it does not return
 
 
 if __name__ == "__main__":
