@@ -492,7 +492,7 @@ def _unpacked(method, kept: dict[str, torch.Tensor], dtype: torch.dtype) -> torc
 def add_lora(device: torch.device) -> None:
     """One row and ragged batches, ranks that are no power of two, parts between which one has no adapter; all inputs by
     one program and by several; tiles of few rows and of many; adapters that nobody has, nobody who has one."""
-    lora_kernel._processors, lora_kernel.PREFILL_ROWS = (lambda index: 8), 64
+    lora_kernel.num_processors, lora_kernel.PREFILL_ROWS = (lambda device: 8), 64
     for rows, inputs, rank, count, parts in (
         (1, 300, 3, 2, 1), (5, 64, 16, 3, 2), (37, 520, 20, 4, 2), (70, 130, 16, 9, 2), (66, 64, 8, 3, 3)
     ):  # fmt: skip

@@ -142,7 +142,7 @@ class PagedRunner:
         """Prefills, and keeps the logits of the prompts that want them."""
         inputs, adapted = chunks.to_device(self.device), any_adapted([s for s, _ in prefills])
         batch = self._prompt_batch(inputs, prompt_embeds, adapted=adapted)
-        hidden, first = self.decoder(inputs.token_ids, batch), 0
+        hidden, first = self._prefilled(inputs, batch), 0
         for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
             count = max(0, sequence.prompt_length - 1 - chunk.start)
@@ -154,9 +154,13 @@ class PagedRunner:
             first += chunk.end - chunk.start
 
     def _prefill(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
-        batch = self._prompt_batch(inputs, prompt_embeds, adapted=adapted)
+        self._prefilled(inputs, self._prompt_batch(inputs, prompt_embeds, adapted=adapted))
+
+    def _prefilled(self, inputs: PackedInputs, batch: ForwardBatch) -> Tensor:
+        """Writes prompt rows into the cache; returns their hidden rows [R, hidden]."""
+        # a norm of one row alone would not pay for the context
         with norms_ahead(self.device, rounds=True) if self._rounds else nullcontext():
-            self.decoder(inputs.token_ids, batch)
+            return self.decoder(inputs.token_ids, batch)
 
     def _prompt_batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
         slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles

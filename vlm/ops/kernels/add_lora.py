@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.device import num_processors
 from vlm.ops.lora_matrices import TILE, LoraMatrices
 
 FEW, MANY = 16, 64  # rows of a tile: the fewest that tensor cores multiply; of prompts and encoders
@@ -99,11 +100,6 @@ def _expand(
     tl.store(at, (y + added).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@functools.cache
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def num_splits(tiles: int, inputs: int, processors: int) -> int:
     """Returns how many programs share the inputs of a tile and part, where these are fewer than multiprocessors."""
     return triton.next_power_of_2(min(triton.cdiv(processors, tiles), triton.cdiv(inputs, 2 * INPUTS)))
@@ -133,7 +129,7 @@ def add_lora(product: Callable[[Tensor], Tensor], x: Tensor, adapter_ids: Tensor
     rows, columns, is_prefill = len(x), count * rank, len(x) >= PREFILL_ROWS
     height = MANY if is_prefill else FEW
     row_tiles = triton.cdiv(rows, height)
-    splits = num_splits(row_tiles * parts, inputs, _processors(x.device.index or 0))
+    splits = num_splits(row_tiles * parts, inputs, num_processors(x.device))
     narrow = torch.empty((splits, rows, parts, rank), dtype=torch.float32, device=x.device)
     # of a prompt's rows, which have one adapter, a chunk of several would be computed for nothing
     chunk = lambda most: min(most, max(16, triton.next_power_of_2(rank if is_prefill else columns)))  # noqa: E731

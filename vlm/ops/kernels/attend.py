@@ -14,7 +14,7 @@ from torch import Tensor
 from vlm.ops.attention_variant import AttentionVariant
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.attention_variant import product_scale
-from vlm.ops.kernels.device import device_properties
+from vlm.ops.kernels.device import num_processors
 from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
 
 X_TYPES = {torch.float16: 0, torch.bfloat16: 1}
@@ -46,7 +46,7 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
         return False
     inputs = (q,) if new is None else (q, new.k, new.v)
     half = 0 if new is None or new.angles is None else new.angles.shape[2]
-    processors = device_properties(q.device.index).multi_processor_count
+    processors = num_processors(q.device)
     return half % values == 0 and all(map(_has_slices, inputs)) and cluster_size(rows * heads, processors) > 1
 
 
@@ -73,7 +73,7 @@ def attention(
     k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
     assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
     assert bias is None or bias.is_contiguous()
-    processors = device_properties(q.device.index).multi_processor_count
+    processors = num_processors(q.device)
     cluster = cluster_size(rows * heads, processors)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     constants = {

@@ -14,6 +14,11 @@ def device_properties(index: int | None) -> Any:
     return torch.cuda.get_device_properties(index or 0)
 
 
+def num_processors(device: torch.device) -> int:
+    """Returns how many multiprocessors a device has."""
+    return device_properties(device.index).multi_processor_count
+
+
 def num_stages(width: int, dtype: torch.dtype) -> int:
     """Returns how many tiles of 64 keys and values of so many numbers a kernel may have under way, in 160 KB of shared
     memory."""

@@ -38,8 +38,6 @@ typedef int Sum;
 typedef float Sum;
 #endif
 
-__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 __device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 __device__ __forceinline__ void cluster_meets() {
@@ -135,15 +133,6 @@ __device__ __forceinline__ u32 two_halves(float low, float high) {
 __device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
     if (Y_TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
     else *(uint2*)((unsigned short*)y + at) = make_uint2(two_halves(v[0], v[1]), two_halves(v[2], v[3]));
-}
-
-__device__ __forceinline__ float value_at(const void* p, int i) {
-    if (BIAS_TYPE == FLOAT32) return ((const float*)p)[i];
-    const unsigned short bits = ((const unsigned short*)p)[i];
-    float r;
-    if (BIAS_TYPE == BFLOAT16) return __uint_as_float((u32)bits << 16);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
-    return r;
 }
 
 // The tile of a program, and its share of the stages.
@@ -245,7 +234,7 @@ struct Affine {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             scale[j] = SCALED && output < OUTPUTS ? weight_scale[output + j] : 1.0f;
-            bias[j] = BIAS && output < OUTPUTS ? value_at(bias_at, output + j) : 0.0f;
+            bias[j] = BIAS && output < OUTPUTS ? value_at<BIAS_TYPE>(bias_at, output + j) : 0.0f;
         }
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
-from vlm.ops.kernels.device import device_properties
+from vlm.ops.kernels.device import num_processors
 from vlm.ops.kernels.gemv import ACTIVATIONS, TYPES
 from vlm.ops.kernels.norms_ahead import is_aligned
 
@@ -76,7 +76,7 @@ def fits(x: Tensor, weight: Tensor, activation: Activation | None = None, *scale
     rows, row_bytes = len(x), x.shape[1] * x.element_size()
     if rows > MOST_ROWS or (rows > MANY_ROWS and len(weight) * row_bytes > MOST_BYTES):
         return False
-    if len(weight) > TILE * MOST_PROGRAMS * _processors(x.device):
+    if len(weight) > TILE * MOST_PROGRAMS * num_processors(x.device):
         return False
     gated = activation is not None and activation.gated
     whole = row_bytes % LINE == 0 and len(weight) % (2 * VECTOR if gated else VECTOR) == 0
@@ -95,7 +95,7 @@ def linear(
     """Returns the activation of x weightᵀ + bias [R, N], for what `fits` says yes to: x [R, K] and weight [N, K] of one
     type, of 8 bits with scales [R, 1] and [N, 1]."""
     gated = activation is not None and activation.gated
-    shape = shape_of(KINDS[x.dtype], len(x), x.shape[1], len(weight), gated, _processors(x.device))
+    shape = shape_of(KINDS[x.dtype], len(x), x.shape[1], len(weight), gated, num_processors(x.device))
     width = len(weight) if activation is None else activation.width(len(weight))
     y = torch.empty((len(x), width), dtype=dtype, device=x.device)
     act = 0 if activation is None else ACTIVATIONS[activation.name]
@@ -107,10 +107,6 @@ def linear(
         weight_scale, x_scale, bias, y, len(x), cluster=shape.splits,
     )  # fmt: skip
     return y
-
-
-def _processors(device: torch.device) -> int:
-    return device_properties(device.index).multi_processor_count
 
 
 @functools.cache

@@ -162,15 +162,6 @@ __device__ __forceinline__ float float_of(u32 low) {
 
 __device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
-template <int TYPE> __device__ __forceinline__ float value_at(const void* p, int i) {
-    if (TYPE == FLOAT32) return ((const float*)p)[i];
-    unsigned short bits = ((const unsigned short*)p)[i];
-    float r;
-    if (TYPE == BFLOAT16) return __uint_as_float((u32)bits << 16);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
-    return r;
-}
-
 template <int TYPE> __device__ __forceinline__ void store(void* p, int i, float value) {
     unsigned short bits;
     if (TYPE == FLOAT32) { ((float*)p)[i] = value; return; }
@@ -308,7 +299,7 @@ __device__ __forceinline__ void load_normalized(
         gain[k].load(norm.gain, i);
         if (NORM == LAYER_NORM) shift[k].load(norm.shift, i);
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_inputs();
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         const int i = threadIdx.x + k * THREADS;
@@ -361,7 +352,7 @@ __device__ __forceinline__ float stage_row(
     const void* x, const Norm& norm, char* staged_x, float* sums_of_x, float* scratch, bool is_writer) {
     Eight<X_TYPE> row[VECTORS] = {};
     if (NORM == NO_NORM) {
-        asm volatile("griddepcontrol.wait;" ::: "memory");
+        wait_for_inputs();
         load_plain(x, row);
     } else load_normalized(x, norm, scratch, is_writer, row);
     float by = 1.0f;

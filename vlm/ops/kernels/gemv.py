@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
-from vlm.ops.kernels.device import device_properties
+from vlm.ops.kernels.device import device_properties, num_processors
 from vlm.ops.kernels.norms_ahead import NO_NORM, VECTOR, X_TYPES, Norm, NormsAhead, is_aligned
 
 TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and bytes of a row
@@ -179,8 +179,9 @@ def _shape(
 ) -> Shape:
     gated = activation is not None and activation.gated
     groups = 1 if scale is None else scale.shape[1]
-    processors = device_properties(x.device.index).multi_processor_count
-    return Shape(KINDS[weight.dtype], x.shape[1], len(weight), groups, gated, zero is not None, processors)
+    return Shape(
+        KINDS[weight.dtype], x.shape[1], len(weight), groups, gated, zero is not None, num_processors(x.device)
+    )
 
 
 def _norm_types(norm: Norm | None) -> tuple[int, int, int]:

@@ -80,6 +80,7 @@ class CudaKernel:
     def __init__(self, source: str, name: str, constants: Mapping[str, int | str], shared: int):
         driver = _driver()
         major, minor = torch.cuda.get_device_capability()
+        # "a": with what this architecture alone has, such as the products of groups of warps (gemm.cu)
         code = compiled(source, tuple(sorted(constants.items())), f"sm_{major}{minor}a")
         module = _checked(driver.cuModuleLoadData(code))
         self._function = _checked(driver.cuModuleGetFunction(module, name.encode()))

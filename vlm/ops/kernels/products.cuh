@@ -1,5 +1,5 @@
-// What products share (gemv.cu, gemm.cu): types and activations by number, boxes that are copied to shared memory, and the
-// barriers that tell of them.
+// What products share (gemv.cu, gemm.cu): types and activations by number, boxes that are copied to shared memory, the
+// barriers that tell of them, and the wait for other kernels.
 //
 // Defined when it is compiled: ACT, see the list.
 
@@ -47,6 +47,18 @@ __device__ __forceinline__ void copy(u32 to, const TensorMap* matrix, int row, i
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%2, %3, %4}], [%5];"
         ::"r"(to), "l"(matrix), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
+}
+
+// Waits until the kernels ahead of this one have ended, and what they wrote can be read.
+__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+template <int TYPE> __device__ __forceinline__ float value_at(const void* p, int i) {
+    if (TYPE == FLOAT32) return ((const float*)p)[i];
+    unsigned short bits = ((const unsigned short*)p)[i];
+    float r;
+    if (TYPE == BFLOAT16) return __uint_as_float((u32)bits << 16);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    return r;
 }
 
 __device__ __forceinline__ float activation(float x) {
