@@ -70,7 +70,7 @@ SHAPES = {
     "llama-7b": Shape(4096, 11008, 32, SILU, centred=False, context=664, rotary=True),
     "opt-2.7b": Shape(2560, 10240, 32, Activation("relu"), centred=True, context=64),
     "gpt2-medium": Shape(1024, 4096, 16, NEW_GELU, centred=True, context=128),
-    "flan-t5-xl": Shape(2048, 5120, 32, Activation("gelu_new", gated=True), False, context=32, cross=40, dtype=BF16),
+    "flan-t5-xl": Shape(2048, 5120, 32, Activation("gelu_new", gated=True), False, context=64, cross=350, dtype=BF16),
     "t5-small": Shape(512, 2048, 8, Activation("relu"), centred=False, context=32, cross=64, dtype=BF16),
     "nougat-base": Shape(1024, 4096, 16, GELU, centred=True, context=200, cross=588, dtype=BF16),
 }

@@ -228,6 +228,14 @@ def prefill_attention(device: torch.device) -> None:
                     torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
+def rotate(device: torch.device) -> None:
+    """Of so many heads several have a program together; some of them it has alone."""
+    for rows, heads, dim, half in ((1100, 4, 20, 8), (830, 5, 16, 8), (3, 5, 80, 40)):
+        x = torch.randn(rows, 2 * heads, dim, device=device)[:, :heads]
+        angles = torch.randn(rows, 2, half, device=device)
+        torch.testing.assert_close(rotary_kernel.rotate(x, angles), rotary_op.rotate(x, angles))
+
+
 def rotary(device: torch.device) -> None:
     for rows, heads, kv_heads, dim, half in ((5, 3, 3, 12, 6), (4, 4, 2, 32, 8), (2, 6, 1, 20, 10)):
         tables = torch.randperm(SLOTS * 4, dtype=torch.int32).view(SLOTS, 4).to(device)
@@ -259,7 +267,7 @@ def rotary_angles(device: torch.device) -> None:
 
 
 def qk_norm(device: torch.device) -> None:
-    for rows, heads, kv_heads, dim in ((5, 4, 2, 12), (1, 16, 8, 128), (3, 2, 2, 20)):
+    for rows, heads, kv_heads, dim in ((5, 4, 2, 12), (1, 16, 8, 128), (3, 2, 2, 20), (700, 4, 2, 12)):
         q, k, _ = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
         weights = torch.randn(2, dim, device=device)
         found = qk_norm_kernel.qk_norm(q, k, *weights, 1e-6)
@@ -721,6 +729,7 @@ CASES = {
         merged_attention,
         step_attention,
         prefill_attention,
+        rotate,
         rotary,
         rotary_angles,
         qk_norm,

@@ -7,6 +7,7 @@ NAMES = (
     "merged_attention",
     "step_attention",
     "prefill_attention",
+    "rotate",
     "rotary",
     "rotary_angles",
     "qk_norm",

@@ -88,6 +88,12 @@ def test_rows_that_there_are_not_are_left_alone():
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("inputs", [3420, 1001])
+def test_many_rows_that_are_no_whole_vectors_are_exact_up_to_the_order_of_sums(inputs):
+    x, weight = (torch.randn(n, inputs, device="cuda", dtype=torch.bfloat16) for n in (300, 70))
+    assert near(linear(x, weight), x.double() @ weight.double().t(), 4e-3)
+
+
 def test_other_sizes_are_for_the_library():
     half, on = torch.float16, "cuda"
     cases = ((1, 64, 256), (129, 64, 256), (16, 63, 256), (16, 64, 200), (100, 22016, 4096), (4, 50264, 64))

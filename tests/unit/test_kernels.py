@@ -22,6 +22,18 @@ for name, case in CASES.items():
 """
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this platform")
+@pytest.mark.parametrize(
+    ("dim", "parts"),
+    [(12, (16, 16)), (48, (32, 16)), (64, (64, 16)), (72, (64, 16)), (80, (64, 16)), (96, (64, 32)), (104, (128, 16))],
+)
+def test_heads_that_are_little_wider_than_a_power_of_two_are_multiplied_in_two_parts(dim, parts):
+    from vlm.ops.kernels.packed_attention import parts_of
+
+    assert parts_of(dim) == parts
+    assert dim <= parts[0] or dim <= sum(parts)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this platform")
 def test_kernels_equal_their_references_in_the_interpreter():

@@ -9,6 +9,9 @@ from torch import Tensor
 from vlm.ops.activated import activated
 from vlm.ops.activation import Activation
 
+VECTOR = 8  # values of 16 bits in 16 bytes
+MANY = 256  # rows from which on a copy of both sides costs less than it saves
+
 
 def linear(
     x: Tensor,
@@ -32,8 +35,25 @@ def linear(
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
     if not out_fp32 or x.dtype != torch.float16:
-        return F.linear(x, weight, bias)
+        return F.linear(*_in_whole_vectors(x, weight), bias)
     if x.is_cuda:
         product = torch.mm(x, weight.t(), out_dtype=torch.float32)
         return product if bias is None else product + bias
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+
+
+def _in_whole_vectors(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns both with zeros behind their rows, where many rows of 16 bits are no multiple of 16 bytes: the library
+    takes a quarter of the time for those that are (3,420 values, Qwen2.5-VL's feed-forward layer)."""
+    over = x.shape[-1] % VECTOR
+    if not over or not x.is_cuda or x.element_size() != 2 or x.numel() < MANY * x.shape[-1]:
+        return x, weight
+    return _widened(x, VECTOR - over), _widened(weight, VECTOR - over)
+
+
+def _widened(x: Tensor, zeros: int) -> Tensor:
+    """Returns rows with so many zeros behind each; F.pad goes over memory once more."""
+    wide = x.new_empty((*x.shape[:-1], x.shape[-1] + zeros))
+    wide[..., x.shape[-1] :] = 0
+    wide[..., : x.shape[-1]] = x
+    return wide

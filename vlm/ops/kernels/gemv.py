@@ -27,7 +27,7 @@ TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and by
 MOST_VECTORS, MOST_RESULTS = 8, 4  # of a thread
 # bytes of the weight that there is room for: of 8 warps' programs two share a processor, beside those of 16 attention's
 # have room (attend.py), which read ahead as well
-RINGS = {8: 80 * 1024, 16: 112 * 1024}
+RINGS = {8: 96 * 1024, 16: 112 * 1024}
 # bytes of it on their way to a processor, by the warps of a program, and of one that has room for all of it: all else
 # waits behind them
 IN_FLIGHT, OF_SMALL = {8: 64 * 1024, 16: 48 * 1024}, 32 * 1024

@@ -1,6 +1,7 @@
 """Flash attention of packed sequences: a program per (tile of query rows, head).
 
-Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32.
+Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Heads that
+are little wider than a power of two are multiplied in two parts: one of 80 would be as one of 128 otherwise.
 """
 
 from __future__ import annotations
@@ -20,47 +21,101 @@ TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the firs
 
 
 @jit
+def _loaded(x_ptr, x_row, rows, there, part, DIM: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """Returns a part of rows of heads; those that are not there as zeros, unless all are (WHOLE)."""
+    at = x_ptr + rows[:, None].to(tl.int64) * x_row + part[None, :]
+    if WHOLE and WIDTH <= DIM:
+        return tl.load(at)
+    elif WHOLE:
+        return tl.load(at, mask=(part < DIM)[None, :], other=0.0)
+    else:
+        return tl.load(at, mask=there[:, None] & (part < DIM)[None, :], other=0.0)
+
+
+@jit
+def _attended(
+    q, q_rest, highest, total, acc, acc_rest, k_ptr, v_ptr, bias_ptr, k_row, v_row, first, end, m, scale, MOST,
+    DIM: tl.constexpr, D: tl.constexpr, REST: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
+    REACH: tl.constexpr, AHEAD: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Returns the highest scores, the sums of weights and of values, those of N more keys included."""
+    n, d, rest = first + tl.arange(0, N), tl.arange(0, D), D + tl.arange(0, REST)
+    there = n < end
+    k = _loaded(k_ptr, k_row, n, there, d, DIM, D, WHOLE)
+    v = _loaded(v_ptr, v_row, n, there, d, DIM, D, WHOLE)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if D < DIM:
+        k_rest = _loaded(k_ptr, k_row, n, there, rest, DIM, D + REST, WHOLE)
+        v_rest = _loaded(v_ptr, v_row, n, there, rest, DIM, D + REST, WHOLE)
+        scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+    if BIAS or CAP > 0:
+        scores = base_2_scores(scores * scale, CAP)
+        scale = 1.0
+    distance = n[None, :] - m[:, None]
+    if BIAS:
+        scores += tl.load(bias_ptr + tl.minimum(tl.maximum(distance, -MOST), MOST) + MOST) * 1.4426950408889634
+    if not WHOLE:
+        scores = tl.where(there[None, :], scores, -float("inf"))
+    if REACH >= 0:
+        scores = tl.where((distance >= -REACH) & (distance <= AHEAD), scores, -float("inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+    shrink = tl.exp2(highest - new_highest)
+    weights = tl.exp2(scores * scale - new_highest[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    weights = weights.to(v.dtype)
+    acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
+    if D < DIM:
+        acc_rest = tl.dot(weights, v_rest, acc_rest * shrink[:, None], input_precision="ieee")
+    return new_highest, total, acc, acc_rest
+
+
+@jit
 def _attend(
     q_ptr, k_ptr, v_ptr, tiles_ptr, bias_ptr, out_ptr, scale, q_row, k_row, v_row, MOST,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    BIAS: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr, AHEAD: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, REST: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     start = tl.load(tiles_ptr + tile * 3)
     begin, end = tl.load(tiles_ptr + tile * 3 + 1), tl.load(tiles_ptr + tile * 3 + 2)
-    m = start + tl.arange(0, M)
-    d = tl.arange(0, D)
-    asks = (m < end)[:, None] & (d < DIM)[None, :]
-    head_at, kv_at = head * DIM + d[None, :], head // GROUP * DIM + d[None, :]
-    q = tl.load(q_ptr + m[:, None].to(tl.int64) * q_row + head_at, mask=asks, other=0.0)
+    m, d, rest = start + tl.arange(0, M), tl.arange(0, D), D + tl.arange(0, REST)
+    q_ptr, out_ptr = q_ptr + head * DIM, out_ptr + head * DIM
+    k_ptr, v_ptr = k_ptr + head // GROUP * DIM, v_ptr + head // GROUP * DIM
+    bias_ptr += head * (2 * MOST + 1)
+    q = _loaded(q_ptr, q_row, m, m < end, d, DIM, D, False)
+    q_rest = _loaded(q_ptr, q_row, m, m < end, rest, DIM, D + REST, False)
     highest = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
+    acc, acc_rest = tl.zeros([M, D], tl.float32), tl.zeros([M, REST], tl.float32)
     low, high = begin, end
     if REACH >= 0:
         low, high = tl.maximum(begin, start - REACH), tl.minimum(end, start + M + AHEAD)
-    for first in range(low, high, N):
-        n = first + tl.arange(0, N)
-        there = (n < end)[:, None] & (d < DIM)[None, :]
-        k = tl.load(k_ptr + n[:, None].to(tl.int64) * k_row + kv_at, mask=there, other=0.0)
-        v = tl.load(v_ptr + n[:, None].to(tl.int64) * v_row + kv_at, mask=there, other=0.0)
-        scores = base_2_scores(tl.dot(q, tl.trans(k), input_precision="ieee") * scale, CAP)
-        if BIAS:
-            far = n[None, :] - m[:, None]
-            far = tl.minimum(tl.maximum(far, -MOST), MOST) + MOST
-            scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
-        scores = tl.where((n < end)[None, :], scores, -float("inf"))
-        if REACH >= 0:
-            distance = n[None, :] - m[:, None]
-            scores = tl.where((distance >= -REACH) & (distance <= AHEAD), scores, -float("inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        highest = new_highest
-    out = out_ptr + m[:, None].to(tl.int64) * (HEADS * DIM) + head_at
-    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asks)
+    whole = low + (high - low) // N * N  # the key after the last tile of N
+    for first in range(low, whole, N):
+        highest, total, acc, acc_rest = _attended(
+            q, q_rest, highest, total, acc, acc_rest, k_ptr, v_ptr, bias_ptr, k_row, v_row, first, end, m, scale, MOST,
+            DIM, D, REST, N, BIAS, CAP, REACH, AHEAD, True,
+        )  # fmt: skip
+    if whole < high:
+        highest, total, acc, acc_rest = _attended(
+            q, q_rest, highest, total, acc, acc_rest, k_ptr, v_ptr, bias_ptr, k_row, v_row, whole, end, m, scale, MOST,
+            DIM, D, REST, N, BIAS, CAP, REACH, AHEAD, False,
+        )  # fmt: skip
+    to = out_ptr + m[:, None].to(tl.int64) * (HEADS * DIM)
+    asks = (m < end)[:, None]
+    tl.store(to + d[None, :], (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asks & (d < DIM)[None, :])
+    if D < DIM:
+        y = (acc_rest / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(to + rest[None, :], y, mask=asks & (rest < DIM)[None, :])
+
+
+def parts_of(dim: int) -> tuple[int, int]:
+    """Returns the widths that a head is multiplied in: a power of two, and one more where that leaves a small rest."""
+    power = triton.next_power_of_2(dim)
+    rest = dim - power // 2
+    if power > dim and rest <= power // 4 and power >= 64:
+        return power // 2, max(16, triton.next_power_of_2(rest))
+    return max(16, power), 16
 
 
 def packed_attention(
@@ -76,11 +131,12 @@ def packed_attention(
     assert all(x.stride(1) == dim and x.stride(2) == 1 for x in (q, k, v)), "heads of a row must be contiguous"
     assert bias is None or bias.is_contiguous()
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    width, rest = parts_of(dim)
     _attend[(len(tiles), heads)](
         q, k, v, tiles, tiles if bias is None else bias, out,
         product_scale(scale, variant), q.stride(0), k.stride(0), v.stride(0), 0 if bias is None else bias.shape[1] // 2,
-        HEADS=heads, GROUP=heads // k.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)), M=TILE_ROWS,
-        N=TILE_KEYS, BIAS=bias is not None, AHEAD=-1 if variant.reach_ahead is None else variant.reach_ahead,
+        HEADS=heads, GROUP=heads // k.shape[1], DIM=dim, D=width, REST=rest, M=TILE_ROWS, N=TILE_KEYS,
+        BIAS=bias is not None, AHEAD=-1 if variant.reach_ahead is None else variant.reach_ahead,
         num_warps=4, num_stages=num_stages(dim, q.dtype), **constants(variant),
     )  # fmt: skip
     return out

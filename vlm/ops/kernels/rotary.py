@@ -1,5 +1,5 @@
-"""A program a row and head: queries turned into a new tensor, keys turned into the cache, values moved there; or heads
-turned into a new tensor alone; and the angles that positions turn them by."""
+"""A program a row and head: queries turned into a new tensor, keys turned into the cache, values moved there; or a
+program for several: heads turned into a new tensor alone; and the angles that positions turn them by."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
+from vlm.ops.kernels.heads import heads_each
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.kv_write import store_quantized
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
@@ -60,12 +61,24 @@ def _rotary(
 
 @jit
 def _rotate(
-    x_ptr, angles_ptr, out_ptr, x_row, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr
+    x_ptr, angles_ptr, out_ptr, x_row, count, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, REST: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i = tl.arange(0, WIDTH)
-    x = turned(x_ptr + row * x_row + head * D, angles_ptr + row * 2 * HALF, i, D, HALF)
-    tl.store(out_ptr + (row * H + head) * D + i, x.to(out_ptr.dtype.element_ty), mask=i < D)
+    at = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
+    row, there, i = at // H, (at < count)[:, None], tl.arange(0, WIDTH)
+    mask = there & (i < HALF)[None, :]
+    x_ptr += (row * x_row + at % H * D)[:, None]
+    out_ptr += (at * D)[:, None]
+    angles_ptr += (row * 2 * HALF)[:, None] + i[None, :]
+    first = tl.load(x_ptr + i[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x_ptr + HALF + i[None, :], mask=mask, other=0.0).to(tl.float32)
+    cos, sin = tl.load(angles_ptr, mask=mask, other=1.0), tl.load(angles_ptr + HALF, mask=mask, other=0.0)
+    tl.store(out_ptr + i[None, :], (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + HALF + i[None, :], (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    if 2 * HALF < D:
+        rest = 2 * HALF + tl.arange(0, REST)
+        mask = there & (rest < D)[None, :]
+        tl.store(out_ptr + rest[None, :], tl.load(x_ptr + rest[None, :], mask=mask), mask=mask)
 
 
 @dependent
@@ -100,9 +113,11 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     rows, heads, dim = x.shape
     assert x.stride(1) == dim and x.stride(2) == 1, "heads of a row must be contiguous"
     out = torch.empty((rows, heads, dim), dtype=x.dtype, device=x.device)
-    _rotate[(rows, heads)](
-        x, angles.contiguous(), out, x.stride(0), H=heads, D=dim, HALF=angles.shape[2],
-        WIDTH=triton.next_power_of_2(dim), num_warps=1,
+    half, count = angles.shape[2], rows * heads
+    each, warps = heads_each(count)
+    _rotate[(triton.cdiv(count, each),)](
+        x, angles.contiguous(), out, x.stride(0), count, H=heads, D=dim, HALF=half, EACH=each, num_warps=warps,
+        WIDTH=triton.next_power_of_2(half), REST=triton.next_power_of_2(max(1, dim - 2 * half)),
     )  # fmt: skip
     return out
 
