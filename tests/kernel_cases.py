@@ -55,6 +55,7 @@ from vlm.ops.kernels import scale_rows as scale_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
+from vlm.ops.kernels import widen as widen_kernel
 from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
@@ -226,6 +227,13 @@ def prefill_attention(device: torch.device) -> None:
                     want = prefill_op.reference(q, kv, tables, whole, dim**-0.5, bias, variant)
                     found = prefill_kernel.prefill_attention(q, kv, tables, tiles, dim**-0.5, bias, variant)
                     torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+
+
+def widen(device: torch.device) -> None:
+    for rows, values, width, apart in ((3, 20, 24, 20), (2, 3420, 3424, 3420), (5, 5001, 5008, 6000), (2, 8, 16, 9)):
+        x = torch.randn(rows, apart, device=device)[:, :values]
+        found = widen_kernel.widened(x, width)
+        assert torch.equal(found, torch.nn.functional.pad(x, (0, width - values)))
 
 
 def rotate(device: torch.device) -> None:
@@ -742,6 +750,7 @@ CASES = {
         add_rms_norm,
         activation,
         linear,
+        widen,
         quantized_linear,
         add_lora,
         scale_rows,

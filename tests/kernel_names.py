@@ -20,6 +20,7 @@ NAMES = (
     "add_rms_norm",
     "activation",
     "linear",
+    "widen",
     "quantized_linear",
     "add_lora",
     "scale_rows",

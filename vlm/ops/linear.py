@@ -45,15 +45,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> 
 def _in_whole_vectors(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns both with zeros behind their rows, where many rows of 16 bits are no multiple of 16 bytes: the library
     takes a quarter of the time for those that are (3,420 values, Qwen2.5-VL's feed-forward layer)."""
-    over = x.shape[-1] % VECTOR
-    if not over or not x.is_cuda or x.element_size() != 2 or x.numel() < MANY * x.shape[-1]:
+    wide = -(-x.shape[-1] // VECTOR) * VECTOR
+    has_many = x.is_cuda and x.ndim == 2 and len(x) >= MANY and x.element_size() == 2
+    if wide == x.shape[-1] or not has_many or torch.is_grad_enabled():
         return x, weight
-    return _widened(x, VECTOR - over), _widened(weight, VECTOR - over)
+    from vlm.ops.kernels.widen import widened
 
-
-def _widened(x: Tensor, zeros: int) -> Tensor:
-    """Returns rows with so many zeros behind each; F.pad goes over memory once more."""
-    wide = x.new_empty((*x.shape[:-1], x.shape[-1] + zeros))
-    wide[..., x.shape[-1] :] = 0
-    wide[..., : x.shape[-1]] = x
-    return wide
+    return widened(x, wide), widened(weight, wide)
