@@ -58,7 +58,7 @@ def _attended(
         scores = tl.where(there[None, :], scores, -float("inf"))
     if REACH >= 0:
         scores = tl.where((distance >= -REACH) & (distance <= AHEAD), scores, -float("inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)  # pyright: ignore[reportOperatorIssue]
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores * scale - new_highest[:, None])
     total = total * shrink + tl.sum(weights, 1)
