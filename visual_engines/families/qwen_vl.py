@@ -43,7 +43,7 @@ PAGE_PROMPTS = {
         "9/22</page_number>. Prefer using ☐ and ☑ for check boxes."
     ),
 }
-SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}  # where the settings do not say
+SIZES = {"patch_size": 14, "merge_size": 2}  # where the settings do not say
 SLIMMEST = 200  # longest side over shortest that its processor takes
 LEAST_PIXELS = 56 * 56  # as published; the class itself has fewer at most
 
@@ -53,10 +53,13 @@ def _settings(image_size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _load(name: str, settings: Settings) -> Transform:
-    """Returns what transformers' class does with one image, its patches put together again."""
+    """Returns what transformers' class does with one image, its patches put together again: whole squares of one frame,
+    which it scales alike and moves in a third of the time that it takes for their patches in two equal frames."""
     import transformers
 
-    return transform_by(getattr(transformers, name), settings, _pixels, square=_square(settings))
+    square = _square(settings)
+    one = {"patch_size": square, "merge_size": 1, "temporal_patch_size": 1}
+    return transform_by(getattr(transformers, name), {**settings, **one}, _pixels, square=square)
 
 
 def _square(settings: Settings) -> int:
@@ -69,11 +72,11 @@ def _size(settings: Settings, name: str) -> int:
 
 
 def _pixels(processed: Mapping[str, Any], settings: Settings) -> Tensor:
-    """Patches [rows · columns, C · frames · side²], square by square -> [1, C, H, W], the first of the frames"""
-    side, frames, merge = (_size(settings, name) for name in SIZES)
+    """Squares [rows · columns, C · side²] -> [1, C, H, W]"""
+    side = settings["patch_size"]
     [[_, rows, columns]] = processed["image_grid_thw"].tolist()
-    patches = processed["pixel_values"].view(rows // merge, columns // merge, merge, merge, -1, frames, side, side)
-    return patches[..., 0, :, :].permute(4, 0, 2, 5, 1, 3, 6).reshape(1, -1, rows * side, columns * side)
+    squares = processed["pixel_values"].view(rows, columns, -1, side, side)
+    return squares.permute(2, 0, 3, 1, 4).reshape(1, -1, rows * side, columns * side)
 
 
 def _checked(image: Image.Image, settings: Settings) -> Image.Image:
