@@ -38,7 +38,7 @@ def rank(monkeypatch, tmp_path):
 
     monkeypatch.setattr(rank_processes, "_connected", broken)
     monkeypatch.setattr(rank_processes.os, "_exit", ended)
-    monkeypatch.setattr(rank_processes.os, "kill", lambda pid, number: ends.append("killed") or time.sleep(60))
+    monkeypatch.setattr(rank_processes.os, "kill", lambda pid, number: ends.append("killed") or time.sleep(2))
     with open(tmp_path / "input", "rb") as given:
         pipe = SimpleNamespace(buffer=given, fileno=lambda: reading)
         monkeypatch.setattr(sys, "stdin", pipe)
