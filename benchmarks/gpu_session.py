@@ -89,10 +89,11 @@ COMMANDS = (
      "--batch-size 128 --input-output-len 350,128 --repeats 5 --profile --no-hf"),
     ("bart-large-cnn-260-440", 90,
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 32;64;128 "
-     "--input-output-len 440,128 --min-input-len 260 --hf-new-tokens 32 --repeats 5"),
+     "--input-output-len 440,128 --min-input-len 260 --hf-new-tokens 32 --repeats 5 "
+     "--profile"),
     ("flan-t5-xl-260-440", 150,
      "text --arch flan-t5-xl --random-weights --dtype bfloat16 --batch-size 32;64;128 "
-     "--input-output-len 440,128 --min-input-len 260 --no-hf --repeats 5"),
+     "--input-output-len 440,128 --min-input-len 260 --no-hf --repeats 5 --profile"),
     ("t5-small-batch-128", 70,
      "text --arch t5-small --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 64,64 "
      "--hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),
