@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +77,19 @@ def frozen_imports() -> Iterator[None]:
         patch.setattr(garbage, "exempt", lambda: None)
         patch.setattr(garbage, "collect", gc.collect)
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Lists the files that took most, where `--durations` asks for tests: of a thousand short ones none stands out."""
+    if not config.option.durations:
+        return
+    seconds = Counter[str]()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"slowest {config.option.durations} files")
+    for file, took in seconds.most_common(config.option.durations):
+        terminalreporter.write_line(f"{took:7.2f}s {file}")
 
 
 def pytest_unconfigure() -> None:
