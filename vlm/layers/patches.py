@@ -92,7 +92,7 @@ def pack(images: Iterable[Tensor], config: PatchedVisionConfig) -> PackedPatches
     places = [_places(*grid, config.merge_size, config.window) for grid in grids]
     squares = [place.squares + begin for place, begin in zip(places, begins, strict=True)]
     orders = [place.order + begin for place, begin in zip(places, begins, strict=True) if place.order is not None]
-    put = lambda part: torch.from_numpy(part).to(pixels[0].device, torch.int32, non_blocking=True)  # noqa: E731
+    put = lambda part: _uploaded(part, pixels[0].device)  # noqa: E731
     patches = torch.cat([_patches(image, config.patch_size) for image in pixels])
     return PackedPatches(
         patches[put(np.concatenate(orders))] if orders else patches,
@@ -101,6 +101,13 @@ def pack(images: Iterable[Tensor], config: PatchedVisionConfig) -> PackedPatches
         counts,
         [patches for place in places for patches in place.windows],
     )
+
+
+def _uploaded(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Returns numbers as int32 on the device. Out of memory that is not pinned more than 64 KB may be copied only when
+    all that a GPU was given before has ended, and the host waits for it."""
+    part = torch.from_numpy(numbers.astype(np.int32))
+    return part.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else part.to(device)
 
 
 def _patches(pixels: Tensor, side: int) -> Tensor:
