@@ -81,14 +81,14 @@ def frozen_imports() -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Lists the files that took most, where `--durations` asks for tests: of a thousand short ones none stands out."""
-    if not config.option.durations:
+    if (most := config.option.durations) is None:
         return
     seconds = Counter[str]()
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
             seconds[report.nodeid.partition("::")[0]] += report.duration
-    terminalreporter.section(f"slowest {config.option.durations} files")
-    for file, took in seconds.most_common(config.option.durations):
+    terminalreporter.section(f"slowest {most} files" if most else "slowest files")
+    for file, took in seconds.most_common(most or None):
         terminalreporter.write_line(f"{took:7.2f}s {file}")
 
 

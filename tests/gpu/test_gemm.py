@@ -94,6 +94,7 @@ def test_many_rows_that_are_no_whole_vectors_are_exact_up_to_the_order_of_sums(i
     assert near(linear(x, weight), x.double() @ weight.double().t(), 4e-3)
 
 
+@torch.inference_mode()
 def test_other_sizes_are_for_the_library():
     half, on = torch.float16, "cuda"
     cases = ((1, 64, 256), (129, 64, 256), (16, 63, 256), (16, 64, 200), (100, 22016, 4096), (4, 50264, 64))

@@ -311,6 +311,17 @@ def test_a_size_that_is_no_number(tmp_path):
         _images_of({"patch_size": "14"}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [{"temporal_patch_size": 0}, {"temporal_patch_size": -1}, {"temporal_patch_size": 2.5}, {"merge_size": 0},
+     {"patch_size": -14, "merge_size": -2}], ids=str)  # fmt: skip
+def test_sizes_that_nothing_can_be_cut_by(sizes, tmp_path):
+    """Its own patches are not asked for, but settings that it fails with are damaged all the same."""
+    name, size = next(iter(sizes.items()))
+    with pytest.raises(EngineError, match=rf"does not fit Qwen2VLImageProcessor: {name} is {size}; it must be a whole"):
+        _images_of(sizes, tmp_path)
+
+
 LARGE = {
     "min_pixels": {"min_pixels": 10**12},
     "max_pixels": {"max_pixels": 10**9},

@@ -43,7 +43,7 @@ PAGE_PROMPTS = {
         "9/22</page_number>. Prefer using ☐ and ☑ for check boxes."
     ),
 }
-SIZES = {"patch_size": 14, "merge_size": 2}  # where the settings do not say
+SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}  # where the settings do not say
 SLIMMEST = 200  # longest side over shortest that its processor takes
 LEAST_PIXELS = 56 * 56  # as published; the class itself has fewer at most
 
@@ -57,9 +57,18 @@ def _load(name: str, settings: Settings) -> Transform:
     which it scales alike and moves in a third of the time that it takes for their patches in two equal frames."""
     import transformers
 
+    _check_sizes(settings)
     square = _square(settings)
     one = {"patch_size": square, "merge_size": 1, "temporal_patch_size": 1}
     return transform_by(getattr(transformers, name), {**settings, **one}, _pixels, square=square)
+
+
+def _check_sizes(settings: Settings) -> None:
+    """Raises ValueError for sizes that the class could not cut patches by, which it is not told."""
+    for name in SIZES:
+        size = settings.get(name)
+        if size is not None and not (isinstance(size, int) and size > 0):
+            raise ValueError(f"{name} is {size}; it must be a whole number above 0")
 
 
 def _square(settings: Settings) -> int:
@@ -111,7 +120,7 @@ def _scale(size: tuple[float, float], settings: Settings) -> float | None:
 def _sides(settings: Settings) -> dict[str, float]:
     """Returns the pixels a side of the squares that settings scale to, and of the smallest."""
     pixels = {name: largest(settings.get(name)) for name in ("size", "min_pixels", "max_pixels")}
-    square = math.prod(settings.get(name) or 1 for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    square = math.prod(settings.get(name) or 1 for name in SIZES)
     return {name: math.sqrt(count) for name, count in pixels.items()} | {"patch_size": square}
 
 
