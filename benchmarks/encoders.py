@@ -84,10 +84,10 @@ def _random(*size: int) -> Tensor:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("towers", nargs="*", default=list(TOWERS), choices=TOWERS)
+    parser.add_argument("towers", nargs="*", metavar="tower", help=", ".join(TOWERS))
     parser.add_argument("--images", type=int, default=1)
     arguments = parser.parse_args()
-    for tower_name in arguments.towers:
+    for tower_name in arguments.towers or TOWERS:
         tower = TOWERS[tower_name]
         for part in (products(tower, arguments.images * tower.patches), attention(tower, arguments.images)):
             for name, operations, call in part:

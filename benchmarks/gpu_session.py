@@ -50,7 +50,8 @@ SPLIT = (
     ("flan-t5-xxl", "text", "--dtype bfloat16", "350,128"),
     ("blip2-flan-t5-xl", "prompt", "--dtype bfloat16", "12,30"),
 )
-LIMITS = "--max-batch-size 32 --max-seq-len 1024"
+# with larger weights layers of so many do not agree with themselves in 16 bits: no ways to split them could be compared
+LIMITS = "--max-batch-size 32 --max-seq-len 1024 --initializer-range 0.005"
 
 
 def _named(arch: str, mapping: str) -> str:
@@ -145,7 +146,7 @@ COMMANDS = (
      "--input-output-len 16,800 --image-size 1190x1540 --no-hf --repeats 3 --profile"),
     ("qwen2.5-vl-3b-640x360", 140,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
-     "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3"),
+     "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3 --profile"),
     ("qwen2.5-vl-3b-1920x1080", 180,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,128 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "

@@ -120,6 +120,8 @@ def test_random_weights(tmp_path):
     assert made.processor_files == ()
     assert contents(random_checkpoint("toy-base", tmp_path / "b", seed=3).path) == contents(made.path)
     assert contents(random_checkpoint("toy-base", tmp_path / "c", seed=4).path) != contents(made.path)
+    narrow = random_checkpoint("toy-base", tmp_path / "d", seed=3, initializer_range=0.005).weights("decoder")
+    torch.testing.assert_close(4 * narrow["embedding.weight"], weights["embedding.weight"])
 
 
 def test_random_weights_of_a_given_configuration_and_dtype(tmp_path):

@@ -19,6 +19,8 @@ from vlm.errors import ConfigError, listed
 from vlm.registry.catalogs import architecture, match_family, model_spec
 from vlm.registry.spec import Role
 
+INITIALIZER_RANGE = 0.02  # of most configurations
+
 
 def random_checkpoint(
     arch: str | dict[str, Any],
@@ -26,20 +28,22 @@ def random_checkpoint(
     *,
     seed: int = 0,
     dtype: str = "float32",
+    initializer_range: float = INITIALIZER_RANGE,
     processor_files: Sequence[Path] = (),
 ) -> Checkpoint:
     """Returns a checkpoint of a published shape (`nougat-base`), or of a Hugging Face configuration, with random
     weights.
 
-    Norm weights are 1, all else is normal with deviation 0.02. The same seed gives the same bytes. It has the
-    processor's files that are given, or none.
+    Norm weights are 1, all else is normal with a deviation of `initializer_range`. The same seed gives the same bytes.
+    It has the processor's files that are given, or none.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, allowed are {listed(DTYPES)}.")
     spec, hf = (match_family(arch), arch) if isinstance(arch, dict) else architecture(arch)
     configs = role_configs(spec, hf)
+    drawn = {"seed": seed, "dtype": dtype, "std": initializer_range}
     roles = {
-        name: RoleWeights(role.model, configs[name].to_dict(), _random_source(role, configs[name], name, seed, dtype))
+        name: RoleWeights(role.model, configs[name].to_dict(), _random_source(role, configs[name], name, **drawn))
         for name, role in spec.roles.items()
     }
     label = arch if isinstance(arch, str) else spec.name
@@ -53,7 +57,9 @@ def random_checkpoint(
     )
 
 
-def _random_source(role: Role, config: Config, role_name: str, seed: int, dtype: str) -> TensorSource:
+def _random_source(
+    role: Role, config: Config, role_name: str, *, seed: int, dtype: str, std: float
+) -> TensorSource:
     kind: torch.dtype = getattr(torch, dtype)
     layout = module_layout(model_spec(role.model), config)
     # a table of integers is computed, not learned: the module must not keep it in its state
@@ -64,6 +70,6 @@ def _random_source(role: Role, config: Config, role_name: str, seed: int, dtype:
         if len(shape) == 1 and name.endswith("weight"):  # of a norm
             return torch.ones(shape, dtype=kind)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{role_name}/{name}".encode()))
-        return torch.empty(shape).normal_(std=0.02, generator=generator).to(kind)
+        return torch.empty(shape).normal_(std=std, generator=generator).to(kind)
 
     return TensorSource({name: (kind, shape) for name, (_, shape) in layout.items()}, draw)

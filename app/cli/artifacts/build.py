@@ -11,8 +11,8 @@ import typer
 
 from vlm.config import BuildConfig
 from vlm.errors import InputError
-from vlm.options import check_limits, option
-from vlm.ranges import at_least
+from vlm.options import check_limits, flag_of, option
+from vlm.ranges import Range, at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.groups import BUILD, Group, takes
@@ -29,8 +29,29 @@ class FileOptions:
         check_limits(self, flags=True)
 
 
+@dataclass(frozen=True)
+class RandomOptions:
+    """How random weights are drawn, as far as that is asked for."""
+
+    seed: int | None = option(None, "Of the random weights.", default="0")
+    initializer_range: float | None = option(
+        None,
+        "Standard deviation of the random weights. With about 0.005 what many layers compute in 16 bits stays near what"
+        " they compute in float32.",
+        default="0.02",
+        allowed=Range(low=0.0, low_open=True, words="it must be above 0"),
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self, flags=True)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 @command
-@takes(config=BUILD, files=Group.making(FileOptions))
+@takes(config=BUILD, files=Group.making(FileOptions), drawn=Group.making(RandomOptions))
 def build(
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the engine goes.")],
@@ -43,9 +64,9 @@ def build(
     arch: Annotated[
         str | None, typer.Option(help="A published shape (`vlm models` lists them) or a Hugging Face config.json.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random weights. [default: 0]")] = None,
     config: BuildConfig,
     files: FileOptions,
+    drawn: RandomOptions,
 ) -> None:
     """Build an engine directory: self-contained, checked on loading. Its path goes to stdout.
 
@@ -59,23 +80,24 @@ def build(
       vlm build flan-t5-xxl-tp2.ckpt -o flan-t5-xxl.engine --dtype bfloat16 --tp-size 2 --workers 2
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
-    _check(source, random_weights, arch, seed)
+    _check(source, random_weights, arch, drawn)
     with Progress() as progress:
         write = {"workers": files.workers, "progress": progress}
         if arch is None:
             path = _build(source, out, config, write)
         else:
-            path = _build_random(arch, out, config, seed or 0, write)
+            path = _build_random(arch, out, config, drawn, write)
     print(path)
 
 
-def _check(source: str | None, random_weights: bool, arch: str | None, seed: int | None) -> None:
+def _check(source: str | None, random_weights: bool, arch: str | None, drawn: RandomOptions) -> None:
     if random_weights and source is not None:
         raise InputError("give either a source or --random-weights, not both.")
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
-    if seed is not None and not random_weights:
-        raise InputError("--seed is of random weights, and a source has weights of its own; leave it out.")
+    if drawn.given and not random_weights:
+        flag = flag_of(RandomOptions, next(iter(drawn.given)))
+        raise InputError(f"{flag} is of random weights, and a source has weights of its own; leave it out.")
 
 
 def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, Any]) -> Path:
@@ -86,11 +108,12 @@ def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, 
     return build_model(source, out, config, **write)
 
 
-def _build_random(arch: str, out: Path, config: BuildConfig, seed: int, write: dict[str, Any]) -> Path:
+def _build_random(arch: str, out: Path, config: BuildConfig, drawn: RandomOptions, write: dict[str, Any]) -> Path:
     from vlm.build.builder import build_engine, check_backend
     from vlm.build.random_checkpoint import random_checkpoint
 
     check_backend(config)
     with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
-        checkpoint = random_checkpoint(read_arch(arch), Path(scratch) / "checkpoint", seed=seed, dtype=config.dtype)
+        folder = Path(scratch) / "checkpoint"
+        checkpoint = random_checkpoint(read_arch(arch), folder, dtype=config.dtype, **drawn.given)
         return build_engine(checkpoint, out, config, **write).path

@@ -76,12 +76,13 @@ def attend(
     BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, NEW: tl.constexpr, MOST: tl.constexpr,
     CAP: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
+    # lengths and tables: who writes these lets no kernel start before it ends
     let_next_start()
-    wait_for_inputs()
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
     length = tl.load(lengths_ptr + row)
     table = tables_ptr + tl.load(slots_ptr + row) * table_stride
+    wait_for_inputs()
     g, d = tl.arange(0, G), tl.arange(0, D)
     head = kv_head * GROUP + tl.minimum(g, GROUP - 1)  # those beyond are computed, too, and not stored
     angles = angles_ptr + row * 2 * HALF
@@ -106,7 +107,8 @@ def attend(
     seen = 0  # the first token
     if REACH >= 0:
         seen = tl.maximum(length - 1 - REACH, 0)
-    share = tl.cdiv(tl.cdiv(cached - seen, SPLITS), TILE) * TILE
+    # in blocks: in tiles of 64, splits of 73 tokens would leave three of eight programs nothing to do
+    share = tl.cdiv(tl.cdiv(cached - seen, SPLITS), BLOCK) * BLOCK
     begin = seen + split * share
     end = tl.minimum(begin + share, cached)
     for start in range(begin, end, TILE):
