@@ -302,7 +302,7 @@ class RuntimeConfig(Config):
     )
     block_size: int = option(16, "Tokens a block of the KV cache.", cli=False, allowed=at_least(1))
     burst: int | None = option(
-        None, "Decode steps between two looks of the host.", cli=False, allowed=at_least(1),
+        None, "Decode steps between two looks of the host, at most.", cli=False, allowed=at_least(1),
         default="16 on a GPU; on a CPU 1, and some of a small model: it hides nothing there, and what arrives waits",
     )  # fmt: skip
     kv_cache_free_gpu_memory_fraction: float = option(

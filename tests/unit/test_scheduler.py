@@ -240,6 +240,30 @@ def chunks_of_each(requests: list[Request], steps_apart: int, **options) -> list
     return [met.get(request_id, []) for request_id in ids]
 
 
+def bursts(slots: int, prompts: int) -> list[tuple[int, int]]:
+    """Returns sequences and steps of each burst, of prompts of which a step computes one."""
+    llm, found = engine(200, slots, 16, True, ALONE, max_prefill_tokens=10), []
+    launch = llm.executor.launch
+
+    def noted(sequences, steps, drafts=0):
+        found.append((len(sequences), steps))
+        return launch(sequences, steps, drafts)
+
+    llm.executor.launch = noted
+    for first in range(prompts):
+        llm.add(Request((3 + first,) * 11, params=SamplingParams(max_new_tokens=29, seed=1, ignore_eos=True)))
+    while llm.has_work:
+        llm.step()
+    return found
+
+
+def test_bursts_are_short_while_many_sequences_join():
+    first = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 4), (7, 10), (8, 16)]
+    assert bursts(slots=8, prompts=8)[:8] == first
+    # those that wait for a slot do not join
+    assert bursts(slots=2, prompts=8)[:3] == [(1, 1), (2, 16), (2, 13)]
+
+
 @pytest.mark.parametrize("steps_apart", [0, 1, 3])
 @pytest.mark.parametrize("max_prefill_tokens", [5, 7, 100])
 def test_a_batch_invariant_engine_cuts_prompts_as_if_each_were_alone(max_prefill_tokens, steps_apart):

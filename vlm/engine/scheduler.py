@@ -85,9 +85,9 @@ class Scheduler:
         for sequence in self.running:
             room = self._plan_chunks(sequence, plan, room)
         if not plan.preempted:
-            self._admit(plan, room)
+            room = self._admit(plan, room)
         plan.running = self._decoding()
-        plan.steps = self._steps(plan)
+        plan.steps = self._steps(plan, self._num_joining(room))
         plan.drafts = drafts_of(plan.running, self.config.num_speculative_tokens)
         for sequence in plan.running:
             sequence.scheduled += most_new(sequence, plan.steps, plan.drafts)
@@ -121,11 +121,12 @@ class Scheduler:
         sequence.pending_chunks = []
 
     # --- prompts ---
-    def _admit(self, plan: Plan, room: int) -> None:
+    def _admit(self, plan: Plan, room: int) -> int:
+        """Admits whom there are slots, blocks and room for; returns what is left of the room."""
         while self.waiting and room > 0 and len(self._slots) >= self.waiting[0].width:
             sequence = self.waiting[0]
             if not self._has_adapter_room(sequence) or not self._allocate(sequence):
-                return
+                break
             if sequence.request.adapted:
                 self._adapters[sequence.request.adapter_id] += 1
             self.waiting.popleft()
@@ -136,6 +137,13 @@ class Scheduler:
             self.running.append(sequence)
             plan.admitted.append(sequence)
             room = self._plan_chunks(sequence, plan, room)
+        return room
+
+    def _num_joining(self, room: int) -> int:
+        """Returns how many sequences will decode as soon as their prompts are computed: for which this step had no
+        room."""
+        waiting = min(len(self.waiting), len(self._slots)) if room <= 0 else 0
+        return waiting + sum(s.status is SequenceStatus.PREFILLING for s in self.running)
 
     def _has_adapter_room(self, sequence: Sequence) -> bool:
         """Says whether a sequence's adapter is in use already, or may be, too."""
@@ -216,11 +224,15 @@ class Scheduler:
         running = SequenceStatus.RUNNING
         return [s for s in self.running if s.status is running and s.scheduled < s.max_length]
 
-    def _steps(self, plan: Plan) -> int:
+    def _steps(self, plan: Plan, joining: int) -> int:
+        """Returns the steps of the burst: the fewer the more are `joining`, one where they are a third of all, as a step
+        takes about as long for few sequences as for all."""
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
         # whoever comes to an idle engine has the first token at once
         lone = plan.running and all(s.scheduled == s.prompt_length for s in plan.running)
-        return min(1 if lone else self.config.burst, longest)
+        running = len(plan.running)
+        burst = self.config.burst * (running - 2 * joining) // max(1, running + joining)
+        return min(1 if lone else max(1, burst), longest)
 
     def _most_new(self, sequence: Sequence) -> int:
         """Returns how many tokens the next burst may bring, drafts or not."""
