@@ -77,10 +77,15 @@ class Scheduler:
         """Plans the next step. Raises OutOfBlocks, nothing changed, when blocks are short with results `in_flight`."""
         plan = Plan()
         active = self._decoding()
-        if in_flight and sum(map(self._need, active)) > self.blocks.available("self"):
+        needs = [self._need(sequence) for sequence in active]
+        if sum(needs) <= self.blocks.available("self"):
+            for sequence, need in zip(active, needs, strict=True):
+                self._grow(sequence, need)
+        elif in_flight:
             raise OutOfBlocks
-        for sequence in active:
-            self._reserve(sequence, plan)
+        else:
+            for sequence in active:
+                self._reserve(sequence, plan)
         room = self.config.max_prefill_tokens
         for sequence in self.running:
             room = self._plan_chunks(sequence, plan, room)
@@ -248,9 +253,12 @@ class Scheduler:
         while sequence.status is SequenceStatus.RUNNING and self._need(sequence) > self.blocks.available("self"):
             self._preempt(self.running[-1], plan)
         if sequence.status is SequenceStatus.RUNNING:
-            each = self._need(sequence) // sequence.width
-            for blocks in sequence.self_blocks:
-                blocks += self.blocks.allocate(each, "self")
+            self._grow(sequence, self._need(sequence))
+
+    def _grow(self, sequence: Sequence, need: int) -> None:
+        """Gives a sequence the blocks that it lacks, its beams as many each."""
+        for blocks in sequence.self_blocks if need else ():
+            blocks += self.blocks.allocate(need // sequence.width, "self")
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Puts a sequence back to the head of the queue with all its tokens: it is recomputed when there is room

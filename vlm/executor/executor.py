@@ -56,7 +56,6 @@ class Executor:
         """Encodes what newly admitted sequences see and fills their slots."""
         self.runner.reserve(sequences)
         self.state.admit(sequences, stop_ids)
-        self.state.update_tables(sequences)
         with self.timer("encode"), self._memory_errors(sequences):
             self._make_prompt_embeds([s for s in sequences if s.content_keys])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
@@ -72,6 +71,7 @@ class Executor:
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
         """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
+        self.state.update_tables(list(dict.fromkeys(s for s, _ in prefills)))
         with self.timer("prefill"):
             for part in batched(prefills, 1 if self.batch_invariant else len(prefills)):
                 self.runner.prefill(part, self._prompt_embeds)

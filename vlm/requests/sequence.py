@@ -76,19 +76,19 @@ class Sequence:
     draft_gain: float = 1.0  # of drafts, in tokens a step: see vlm.engine.drafting
     finish_reason: str = ""  # once it has finished
 
+    # of its request, which a step asks for several times
+    width: int = field(init=False)  # slots it takes
+    prompt_length: int = field(init=False)
+
     def __post_init__(self) -> None:
-        seed = self.request.params.seed
-        self.seed = draw_seed() if seed is None else seed
+        params = self.request.params
+        self.seed = draw_seed() if params.seed is None else params.seed
+        self.width, self.prompt_length = params.num_beams, len(self.request.decoder_prompt_token_ids)
 
     @property
     def slot(self) -> int:
         """Returns the first one. Raises IndexError while the sequence waits."""
         return self.slots[0]
-
-    @property
-    def width(self) -> int:
-        """Slots it takes."""
-        return self.request.params.num_beams
 
     @property
     def num_ends(self) -> int:
@@ -101,10 +101,6 @@ class Sequence:
         for two."""
         size = self.request.params.no_repeat_ngram_size
         return size if size < self.max_length else 0
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.decoder_prompt_token_ids)
 
     @property
     def history(self) -> list[int]:

@@ -203,22 +203,24 @@ template <int TYPE> struct Eight {
     }
 };
 
-// The largest, or the sum, of what the multiplying threads have; `of_warps` [WARPS] is used for this alone.
-template <bool MAX> __device__ __forceinline__ float reduced(float value, float* of_warps) {
+// The sum of what the multiplying threads have; `of_warps` [WARPS] is used for this alone.
+__device__ __forceinline__ float sum_of_threads(float value, float* of_warps) {
 #pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) {
-        const float other = __shfl_xor_sync(~0u, value, lanes);
-        value = MAX ? fmaxf(value, other) : value + other;
-    }
+    for (int lanes = 16; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
     multiplying_warps_meet();
     value = of_warps[threadIdx.x % WARPS];
 #pragma unroll
-    for (int lanes = WARPS / 2; lanes; lanes /= 2) {
-        const float other = __shfl_xor_sync(~0u, value, lanes);
-        value = MAX ? fmaxf(value, other) : value + other;
-    }
+    for (int lanes = WARPS / 2; lanes; lanes /= 2) value += __shfl_xor_sync(~0u, value, lanes);
     return value;
+}
+
+// The largest of them, of which none is negative: their bits are in the same order.
+__device__ __forceinline__ float largest_of_threads(float value, float* of_warps) {
+    value = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(value)));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    multiplying_warps_meet();
+    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(of_warps[threadIdx.x % WARPS])));
 }
 
 // The power of two that takes the largest value to between 2^14 and 2^15.
@@ -325,7 +327,7 @@ __device__ __forceinline__ void load_normalized(
         for (int j = 0; j < 8; j++) sum += NORM == LAYER_NORM ? v[k][j] : v[k][j] * v[k][j];
     }
     if (NORM == LAYER_NORM) {
-        mean = reduced<false>(sum, scratch) / INPUTS, sum = 0.0f;
+        mean = sum_of_threads(sum, scratch) / INPUTS, sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             if (threadIdx.x + k * THREADS >= IN_VECTORS) break;
@@ -333,7 +335,7 @@ __device__ __forceinline__ void load_normalized(
             for (int j = 0; j < 8; j++) v[k][j] -= mean, sum += v[k][j] * v[k][j];
         }
     }
-    const float by = rsqrtf(reduced<false>(sum, scratch + WARPS) / INPUTS + norm.eps);
+    const float by = rsqrtf(sum_of_threads(sum, scratch + WARPS) / INPUTS + norm.eps);
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         const int i = threadIdx.x + k * THREADS;
@@ -364,7 +366,7 @@ __device__ __forceinline__ float stage_row(
             for (int j = 0; j < 4; j++) most = __vmaxu2(most, row[k].v[0].v[j] & 0x7FFF7FFF);
         const float low = X_TYPE == BFLOAT16 ? lower_half(most) : float_of(most);
         const float high = X_TYPE == BFLOAT16 ? upper_half(most) : float_of(most >> 16);
-        by = scale_of(reduced<true>(fmaxf(low, high), scratch + 2 * WARPS));
+        by = scale_of(largest_of_threads(fmaxf(low, high), scratch + 2 * WARPS));
     }
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
