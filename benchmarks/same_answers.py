@@ -20,6 +20,7 @@ import torch
 
 import vlm
 from vlm.api.pipeline import Pipeline
+from vlm.config import RuntimeConfig
 
 LENGTHS = (9, 40, 17, 100, 3, 64, 28, 5)
 TOKENS = 32
@@ -31,10 +32,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("engines", nargs="+", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, help="a file for the results")
+    parser.add_argument(
+        "--cache", type=float, default=0.2, help="the caches' share of free memory: less where several of these run"
+    )
     options = parser.parse_args(arguments)
     expected, results = None, {}
     for engine in options.engines:
-        found = answers(engine, options.device)
+        found = answers(engine, options.device, options.cache)
         if expected is None:
             expected = found
             continue
@@ -45,9 +49,10 @@ def main(arguments: list[str] | None = None) -> None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def answers(engine: Path, device: str) -> list[tuple[torch.Tensor, list[int]]]:
+def answers(engine: Path, device: str, cache: float) -> list[tuple[torch.Tensor, list[int]]]:
     """Returns of each prompt the logits [vocab] of the first token, and the tokens."""
-    with closing(vlm.load(str(engine), device=device)) as pipeline:
+    runtime = RuntimeConfig(device=device, kv_cache_free_gpu_memory_fraction=cache)
+    with closing(vlm.load(str(engine), runtime=runtime)) as pipeline:
         outputs = pipeline.generate(
             prompts(pipeline), max_new_tokens=TOKENS, ignore_eos=True, return_generation_logits=True
         )
