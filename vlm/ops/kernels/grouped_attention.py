@@ -10,6 +10,7 @@ import triton.language as tl
 
 from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.eight_bits import in_16_bits
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.splits import is_last, merge_group
@@ -31,7 +32,7 @@ def attend_tile(
     v = tl.load(v_ptr + at, mask=mask, other=0.0)
     if MOST > 0:
         scaled = block * scale_stride + kv_head * BLOCK + place
-        k, v = k.to(q.dtype), v.to(q.dtype)
+        k, v = k.to(q.dtype), in_16_bits(v, q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if MOST > 0:
         scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]

@@ -20,33 +20,17 @@ from vlm.ops.int4_packing import chunk_of
 from vlm.ops.kernels import gemv
 from vlm.ops.kernels.activation import constants, finished, outputs, store
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.eight_bits import int8_to_float16
 from vlm.ops.kernels.jit import jit
 
 WIDE = 8192  # outputs beyond which programs of whole rows are as many as the GPU runs at once
 
 
 @jit
-def _int8_to_float16(w):
-    """Returns float16 of int8: what is laid into the lowest bits of the 1024 of a float16 is added to it."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 u, low, high, offset;
-        xor.b32 u, $2, 0x80808080;
-        prmt.b32 low, u, 0x64646464, 0x5150;
-        prmt.b32 high, u, 0x64646464, 0x5352;
-        mov.b32 offset, 0x64806480;
-        sub.rn.f16x2 $0, low, offset;
-        sub.rn.f16x2 $1, high, offset;
-        }""",
-        "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@jit
 def _unpacked8(w, dtype: tl.constexpr):
     """Returns int8 or e4m3 in the type of x."""
     if w.dtype == tl.int8 and dtype == tl.float16:
-        return _int8_to_float16(w)
+        return int8_to_float16(w, PURE=True)
     return w.to(dtype)
 
 
