@@ -44,9 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
             continue
         results[engine.name] = compared(found, expected)
         print(f"{engine.name}: {json.dumps(results[engine.name])}", flush=True)
-    if options.json is not None:
-        result = {"kind": "same answers", "engine": options.engines[0].name, "others": results}
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        if options.json is not None:  # with each: what follows may fail
+            result = {"kind": "same answers", "engine": options.engines[0].name, "others": results}
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def answers(engine: Path, device: str, cache: float) -> list[tuple[torch.Tensor, list[int]]]:

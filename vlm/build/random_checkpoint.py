@@ -57,9 +57,7 @@ def random_checkpoint(
     )
 
 
-def _random_source(
-    role: Role, config: Config, role_name: str, *, seed: int, dtype: str, std: float
-) -> TensorSource:
+def _random_source(role: Role, config: Config, role_name: str, *, seed: int, dtype: str, std: float) -> TensorSource:
     kind: torch.dtype = getattr(torch, dtype)
     layout = module_layout(model_spec(role.model), config)
     # a table of integers is computed, not learned: the module must not keep it in its state

@@ -230,8 +230,8 @@ class Scheduler:
         return [s for s in self.running if s.status is running and s.scheduled < s.max_length]
 
     def _steps(self, plan: Plan, joining: int) -> int:
-        """Returns the steps of the burst: the fewer the more are `joining`, one where they are a third of all, as a step
-        takes about as long for few sequences as for all."""
+        """Returns the steps of the burst: the fewer the more are `joining`, one where they are a third of all, as a
+        step takes about as long for few sequences as for all."""
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
         # whoever comes to an idle engine has the first token at once
         lone = plan.running and all(s.scheduled == s.prompt_length for s in plan.running)

@@ -83,10 +83,7 @@ def build(
     _check(source, random_weights, arch, drawn)
     with Progress() as progress:
         write = {"workers": files.workers, "progress": progress}
-        if arch is None:
-            path = _build(source, out, config, write)
-        else:
-            path = _build_random(arch, out, config, drawn, write)
+        path = _build(source, out, config, write) if arch is None else _build_random(arch, out, config, drawn, write)
     print(path)
 
 

@@ -1,8 +1,8 @@
 """Values of 8 bits made ones of 16 in the registers that they are loaded into.
 
-Triton takes a conversion ahead of a product for cheap, and lets values come to where tensor cores want them as they are:
-of 8 bits, whose rows nothing transposes, one byte at a time. What may have effects (`PURE` is False) it leaves where it
-stands.
+Triton takes a conversion ahead of a product for cheap, and lets values come to where tensor cores want them as they
+are: of 8 bits, whose rows nothing transposes, one byte at a time. What may have effects (is not pure) it leaves where
+it stands.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def int8_to_float16(x, PURE: tl.constexpr):
         sub.rn.f16x2 $0, low, offset;
         sub.rn.f16x2 $1, high, offset;
         }""",
-        "=r,=r,r", [x], dtype=tl.float16, is_pure=PURE, pack=4,
+        "=r,=r,r", [x], dtype=tl.float16, is_pure=PURE, pack=4,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
 
 
 @jit
-def _int8_to_bfloat16(x, PURE: tl.constexpr):
+def _int8_to_bfloat16(x):
     """Returns bfloat16 of int8, by way of float32: seven bits have no room for an offset."""
     return tl.inline_asm_elementwise(
         """{
@@ -47,12 +47,12 @@ def _int8_to_bfloat16(x, PURE: tl.constexpr):
         cvt.rn.bf16x2.f32 $0, f1, f0;
         cvt.rn.bf16x2.f32 $1, f3, f2;
         }""",
-        "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=PURE, pack=4,
+        "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=False, pack=4,
     )  # fmt: skip
 
 
 @jit
-def _e4m3_to_float16(x, PURE: tl.constexpr):
+def _e4m3_to_float16(x):
     """Returns float16 of e4m3."""
     return tl.inline_asm_elementwise(
         """{
@@ -61,14 +61,14 @@ def _e4m3_to_float16(x, PURE: tl.constexpr):
         cvt.rn.f16x2.e4m3x2 $0, low;
         cvt.rn.f16x2.e4m3x2 $1, high;
         }""",
-        "=r,=r,r", [x], dtype=tl.float16, is_pure=PURE, pack=4,
+        "=r,=r,r", [x], dtype=tl.float16, is_pure=False, pack=4,
     )  # fmt: skip
 
 
 @jit
-def _e4m3_to_bfloat16(x, PURE: tl.constexpr):
-    """Returns bfloat16 of numbers in e4m3: their exponents count from 7, not from 127, which a product by 2^120 makes up
-    for, those of subnormal numbers, too."""
+def _e4m3_to_bfloat16(x):
+    """Returns bfloat16 of numbers in e4m3: their exponents count from 7, not from 127, which a product by 2^120 makes
+    up for, those of subnormal numbers, too."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 low, high, sign, by, zero;
@@ -85,7 +85,7 @@ def _e4m3_to_bfloat16(x, PURE: tl.constexpr):
         lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
         fma.rn.bf16x2 $1, high, by, zero;
         }""",
-        "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=PURE, pack=4,
+        "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=False, pack=4,
     )  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def in_16_bits(x, dtype: tl.constexpr):
     """Returns int8 or e4m3 in the type of a product's other side: where that has 16 bits, in the registers that x is
     loaded into."""
     if dtype == tl.float16:
-        return int8_to_float16(x, PURE=False) if x.dtype == tl.int8 else _e4m3_to_float16(x, PURE=False)
+        return int8_to_float16(x, PURE=False) if x.dtype == tl.int8 else _e4m3_to_float16(x)
     elif dtype == tl.bfloat16:
-        return _int8_to_bfloat16(x, PURE=False) if x.dtype == tl.int8 else _e4m3_to_bfloat16(x, PURE=False)
+        return _int8_to_bfloat16(x) if x.dtype == tl.int8 else _e4m3_to_bfloat16(x)
     else:
         return x.to(dtype)
