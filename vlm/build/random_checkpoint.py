@@ -41,9 +41,9 @@ def random_checkpoint(
         raise ConfigError(f"dtype is {dtype!r}, allowed are {listed(DTYPES)}.")
     spec, hf = (match_family(arch), arch) if isinstance(arch, dict) else architecture(arch)
     configs = role_configs(spec, hf)
-    drawn = {"seed": seed, "dtype": dtype, "std": initializer_range}
+    options = {"seed": seed, "dtype": dtype, "std": initializer_range}
     roles = {
-        name: RoleWeights(role.model, configs[name].to_dict(), _random_source(role, configs[name], name, **drawn))
+        name: RoleWeights(role.model, configs[name].to_dict(), _random_source(role, configs[name], name, **options))
         for name, role in spec.roles.items()
     }
     label = arch if isinstance(arch, str) else spec.name

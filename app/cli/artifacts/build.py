@@ -46,12 +46,13 @@ class RandomOptions:
         check_limits(self, flags=True)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
+        """Returns what is asked for, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @command
-@takes(config=BUILD, files=Group.making(FileOptions), drawn=Group.making(RandomOptions))
+@takes(config=BUILD, files=Group.making(FileOptions), random=Group.making(RandomOptions))
 def build(
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the engine goes.")],
@@ -66,7 +67,7 @@ def build(
     ] = None,
     config: BuildConfig,
     files: FileOptions,
-    drawn: RandomOptions,
+    random: RandomOptions,
 ) -> None:
     """Build an engine directory: self-contained, checked on loading. Its path goes to stdout.
 
@@ -80,20 +81,20 @@ def build(
       vlm build flan-t5-xxl-tp2.ckpt -o flan-t5-xxl.engine --dtype bfloat16 --tp-size 2 --workers 2
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
-    _check(source, random_weights, arch, drawn)
+    _check(source, random_weights, arch, random)
     with Progress() as progress:
         write = {"workers": files.workers, "progress": progress}
-        path = _build(source, out, config, write) if arch is None else _build_random(arch, out, config, drawn, write)
+        path = _build(source, out, config, write) if arch is None else _build_random(arch, out, config, random, write)
     print(path)
 
 
-def _check(source: str | None, random_weights: bool, arch: str | None, drawn: RandomOptions) -> None:
+def _check(source: str | None, random_weights: bool, arch: str | None, random: RandomOptions) -> None:
     if random_weights and source is not None:
         raise InputError("give either a source or --random-weights, not both.")
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
-    if drawn.given and not random_weights:
-        flag = flag_of(RandomOptions, next(iter(drawn.given)))
+    if random.values and not random_weights:
+        flag = flag_of(RandomOptions, next(iter(random.values)))
         raise InputError(f"{flag} is of random weights, and a source has weights of its own; leave it out.")
 
 
@@ -105,12 +106,12 @@ def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, 
     return build_model(source, out, config, **write)
 
 
-def _build_random(arch: str, out: Path, config: BuildConfig, drawn: RandomOptions, write: dict[str, Any]) -> Path:
+def _build_random(arch: str, out: Path, config: BuildConfig, random: RandomOptions, write: dict[str, Any]) -> Path:
     from vlm.build.builder import build_engine, check_backend
     from vlm.build.random_checkpoint import random_checkpoint
 
     check_backend(config)
     with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
         folder = Path(scratch) / "checkpoint"
-        checkpoint = random_checkpoint(read_arch(arch), folder, dtype=config.dtype, **drawn.given)
+        checkpoint = random_checkpoint(read_arch(arch), folder, dtype=config.dtype, **random.values)
         return build_engine(checkpoint, out, config, **write).path
