@@ -205,8 +205,8 @@ def test_a_key_covers_pixels_shape_and_grid():
     assert len(keys) == len(set(keys)) == 5 and keys[:2] == content_keys(None, [same])
 
 
-def test_graphs_are_of_few_shapes():
-    """Of images of any size, the first shapes have CUDA graphs, and the others are encoded without."""
+def encoders_with_graphs() -> tuple[Encoders, dict]:
+    """Returns encoders of images on the CPU, and the keys of passes that would be CUDA graphs."""
 
     class Pool(dict):
         def replay(self, key, function, pixels):
@@ -215,8 +215,21 @@ def test_graphs_are_of_few_shapes():
     visual = lambda pixels: pixels.flatten(2).transpose(1, 2) * 2  # noqa: E731
     graphs = Pool()
     networks = TorchEncoders(visual, None, device=torch.device("cpu"), dtype=torch.float32, graphs=graphs)
-    encoders = Encoders(networks, RuntimeConfig())
+    return Encoders(networks, RuntimeConfig()), graphs
+
+
+def test_graphs_are_of_few_shapes():
+    """Of images of any size, the first shapes have CUDA graphs, and the others are encoded without."""
+    encoders, graphs = encoders_with_graphs()
     pixels = pictures(*((2, 1 + i) for i in range(MAX_GRAPH_SHAPES + 5))) * 2
     for image, features in zip(pixels, encoders.encode_pixels([Image(image, 1) for image in pixels]), strict=True):
         assert torch.equal(features, image.flatten(1).t() * 2)
     assert set(graphs) == {("encode", 2, 3, 2, 1 + i) for i in range(MAX_GRAPH_SHAPES)}
+
+
+def test_graphs_are_of_numbers_of_images_that_warming_up_meets():
+    encoders, graphs = encoders_with_graphs()
+    for count in range(1, 9):
+        images = [Image(image, 1) for image in pictures(*[(2, 3)] * count)]
+        assert len(encoders.encode_pixels(images)) == count
+    assert set(graphs) == {("encode", count, 3, 2, 3) for count in (1, 2, 4, 8)}

@@ -11,13 +11,13 @@ from torch import Tensor
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.networks import required
-from vlm.executor.packing import PackedTexts
+from vlm.executor.packing import PackedTexts, power_of_two
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
 from vlm.requests.adapters import NO_ADAPTER
 
-MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of further ones run as they are
+MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of others run as they are
 
 
 class TorchEncoders:
@@ -41,7 +41,9 @@ class TorchEncoders:
     def encode(self, pixel_values: Tensor) -> Tensor:
         visual = required(self.visual)
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
-        if self.graphs is None or not self._has_graphs(pixels.shape[1:]):
+        # what number of images comes together is chance: to capture a graph for each would halt the work as often, and
+        # a pass over three takes a GPU about as long as it takes the host to launch
+        if self.graphs is None or len(pixels) != power_of_two(len(pixels)) or not self._has_graphs(pixels.shape[1:]):
             return visual(pixels)
         return self.graphs.replay(("encode", *pixels.shape), visual, pixels)
 
