@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -38,12 +38,17 @@ def rank(monkeypatch, tmp_path):
 
     monkeypatch.setattr(rank_processes, "_connected", broken)
     monkeypatch.setattr(rank_processes.os, "_exit", ended)
-    monkeypatch.setattr(rank_processes.os, "kill", lambda pid, number: ends.append("killed") or time.sleep(2))
+    # who is killed does nothing more for a while; that thread must be over before `os.kill` is itself again
+    over, others = threading.Event(), set(threading.enumerate())
+    monkeypatch.setattr(rank_processes.os, "kill", lambda pid, number: ends.append("killed") or over.wait(2))
     with open(tmp_path / "input", "rb") as given:
         pipe = SimpleNamespace(buffer=given, fileno=lambda: reading)
         monkeypatch.setattr(sys, "stdin", pipe)
         monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=SimpleNamespace(write=len), flush=lambda: None))
         yield SimpleNamespace(writing=writing, ends=ends)
+        over.set()
+        for thread in set(threading.enumerate()) - others:
+            thread.join(60)
 
 
 def test_it_says_so_and_ends_at_once(rank, capsys):
