@@ -252,9 +252,8 @@ def rotate(device: torch.device) -> None:
 
 
 def rotary(device: torch.device) -> None:
-    # the last with more heads than that each has a program
+    rotary_kernel.FEW = 29  # which the last has more heads than
     for rows, heads, kv_heads, dim, half in ((5, 3, 3, 12, 6), (4, 4, 2, 32, 8), (2, 6, 1, 20, 10), (6, 5, 2, 24, 8)):
-        rotary_kernel.FEW = 29
         tables = torch.randperm(SLOTS * 4, dtype=torch.int32).view(SLOTS, 4).to(device)
         slots, positions = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device), _ints(32, rows).to(device)
         parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)

@@ -13,7 +13,7 @@ from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for
 from vlm.ops.kernels.eight_bits import in_16_bits
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
-from vlm.ops.kernels.splits import is_last, merge_group
+from vlm.ops.kernels.splits import is_last, merge_group, share_of
 
 TILE = 64  # tokens a step of a program
 
@@ -108,8 +108,7 @@ def attend(
     seen = 0  # the first token
     if REACH >= 0:
         seen = tl.maximum(length - 1 - REACH, 0)
-    # in blocks: in tiles of 64, splits of 73 tokens would leave three of eight programs nothing to do
-    share = tl.cdiv(tl.cdiv(cached - seen, SPLITS), BLOCK) * BLOCK
+    share = share_of(cached - seen, SPLITS, BLOCK)
     begin = seen + split * share
     end = tl.minimum(begin + share, cached)
     for start in range(begin, end, TILE):

@@ -18,6 +18,7 @@ from vlm.ops.kernels.device import num_stages
 from vlm.ops.kernels.grouped_attention import attend_tile, store_result
 from vlm.ops.kernels.paged_attention import num_splits
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
+from vlm.ops.kernels.splits import share_of
 from vlm.ops.paged_kv import MOST, PagedKV
 
 
@@ -47,7 +48,7 @@ def _attend(
         seen = tl.maximum(length - 1 - REACH, 0)
     own = length - seen
     count = own + tl.load(cross_lengths_ptr + row)
-    share = tl.cdiv(tl.cdiv(count, SPLITS), TILE) * TILE
+    share = share_of(count, SPLITS, BLOCK)
     begin = split * share
     end = tl.minimum(begin + share, count)
     for start in range(begin, end, TILE):

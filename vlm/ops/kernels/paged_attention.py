@@ -20,7 +20,7 @@ from vlm.ops.kernels.device import device_properties, num_stages
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
-from vlm.ops.kernels.splits import is_last, merge
+from vlm.ops.kernels.splits import is_last, merge, share_of
 from vlm.ops.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
 
 TILE, LONG_TILE = 32, 64  # tokens a step of a program of one warp, and of heads of more values than SHORT, up to LONG
@@ -67,7 +67,7 @@ def _attend(
     seen = 0  # the first token
     if REACH >= 0:
         seen = tl.maximum(length - 1 - REACH, 0)
-    share = tl.cdiv(tl.cdiv(cached - seen, SPLITS), BLOCK) * BLOCK
+    share = share_of(cached - seen, SPLITS, BLOCK)
     begin = seen + split * share
     end = tl.minimum(begin + share, cached)
     d, n = tl.arange(0, D_PAD), begin + tl.arange(0, TILE)

@@ -8,6 +8,13 @@ from vlm.ops.kernels.jit import jit
 
 
 @jit
+def share_of(count, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns how many of so many tokens a split has, in blocks: in whole tiles of 64, of eight splits of 73 tokens
+    three would have none."""
+    return tl.cdiv(tl.cdiv(count, SPLITS), BLOCK) * BLOCK
+
+
+@jit
 def is_last(arrivals_ptr, SPLITS: tl.constexpr):
     """Says whether the other programs have stored what they computed, and sets their count to zero for the next
     kernel."""
