@@ -312,6 +312,7 @@ def test_build_mistakes(cli, hf, tmp_path):
         (["mini-t5", "--seed", "0"], "--seed is of random weights, and a source has weights of its own; leave it out."),
         (["mini-t5", "--initializer-range", "0.1"], "--initializer-range is of random weights"),
         (["--random-weights", "--arch", "toy-base", "--initializer-range", "0"], "it must be above 0"),
+        (["--random-weights", "--arch", "toy-base", "--initializer-range", "inf"], "is inf; it must be above 0"),
         (["--random-weights", "--arch", "toy-huge"], "architecture 'toy-huge' is unknown; known are toy-base"),
         (["--random-weights", "--arch", "none.json"], "does not exist"),
         ([hf, "--dtype", "int3"], "dtype is 'int3', allowed are"),

@@ -39,7 +39,7 @@ class RandomOptions:
         "Standard deviation of the random weights. With about 0.005 what many layers compute in 16 bits stays near what"
         " they compute in float32.",
         default="0.02",
-        allowed=Range(low=0.0, low_open=True, words="it must be above 0"),
+        allowed=Range(low=0.0, low_open=True, high=1.0, words="it must be above 0, and at most 1"),
     )
 
     def __post_init__(self) -> None:
