@@ -41,8 +41,8 @@ class TorchEncoders:
     def encode(self, pixel_values: Tensor) -> Tensor:
         visual = required(self.visual)
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
-        # what number of images comes together is chance: to capture a graph for each would halt the work as often, and
-        # a pass over three takes a GPU about as long as it takes the host to launch
+        # what number of images comes together is chance, and to capture a graph for each would halt the work as often:
+        # those that warming up meets have one
         if self.graphs is None or len(pixels) != power_of_two(len(pixels)) or not self._has_graphs(pixels.shape[1:]):
             return visual(pixels)
         return self.graphs.replay(("encode", *pixels.shape), visual, pixels)
