@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -140,6 +141,25 @@ def paged_attention(device: torch.device) -> None:
                     torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
 
 
+def _check_16_bits(
+    ours: Callable[..., torch.Tensor], theirs: Callable[..., torch.Tensor], q: torch.Tensor, kv: PagedKV, *both: tuple
+) -> None:
+    """Compares attention in 16 bits over a cache of 8 with that in float32: with what is about 1, and, in bfloat16,
+    with queries, scales of keys and of values that float16 has not. `both`: our further arguments, and theirs. On a
+    GPU: the interpreter has none of its instructions."""
+    if kv.keys.device.type != "cuda" or not kv.is_quantized:
+        return
+    assert kv.key_scales is not None and kv.value_scales is not None
+    far = kv._replace(key_scales=kv.key_scales * 1e-6, value_scales=kv.value_scales * 1e-9)
+    for dtype, cache, larger, smaller in (
+        (torch.float16, kv, 1.0, 1.0), (torch.bfloat16, kv, 1.0, 1.0), (torch.bfloat16, far, 1e6, 1e-9)
+    ):  # fmt: skip
+        rounded = (q * larger).to(kv.keys.device, dtype)
+        near = ours(rounded, cache, *both[0]).float() / smaller
+        want = theirs(rounded.float(), cache, *both[-1]) / smaller
+        torch.testing.assert_close(near, want, atol=0.02, rtol=0.02)
+
+
 def grouped_attention(device: torch.device) -> None:
     # several query heads a head of keys: groups that are no power of two, one head for all, padded head sizes
     for rows, heads, kv_heads, dim, block, width in (
@@ -157,13 +177,7 @@ def grouped_attention(device: torch.device) -> None:
                 want = attention_op.reference(q.to(device), kv, *options)
                 found = attention_kernel.paged_attention(q.to(device), kv, *options)
                 torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
-                if device.type != "cuda" or not kv.is_quantized:  # the interpreter has no instructions of a GPU
-                    continue
-                for dtype in (torch.float16, torch.bfloat16):
-                    rounded = q.to(device, dtype)
-                    near = attention_kernel.paged_attention(rounded, kv, *options).float()
-                    want = attention_op.reference(rounded.float(), kv, *options)
-                    torch.testing.assert_close(near, want, atol=0.02, rtol=0.02)
+                _check_16_bits(attention_kernel.paged_attention, attention_op.reference, q, kv, options)
 
 
 def merged_attention(device: torch.device) -> None:
@@ -185,6 +199,7 @@ def merged_attention(device: torch.device) -> None:
                 options = (tables, slots.to(device), whole, dim**-0.5, variant)
                 found = merged_kernel.merged_attention(q, kv, *options)
                 torch.testing.assert_close(found, merged_op.reference(q, kv, *options), atol=5e-6, rtol=1e-5)
+                _check_16_bits(merged_kernel.merged_attention, merged_op.reference, q, kv, options)
                 assert kv.arrivals is not None and not kv.arrivals.any()
 
 
@@ -231,9 +246,12 @@ def prefill_attention(device: torch.device) -> None:
         for kv in _kept(keys, values, device):
             for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
                 for variant in VARIANTS:
-                    want = prefill_op.reference(q, kv, tables, whole, dim**-0.5, bias, variant)
-                    found = prefill_kernel.prefill_attention(q, kv, tables, tiles, dim**-0.5, bias, variant)
+                    options = (dim**-0.5, bias, variant)
+                    want = prefill_op.reference(q, kv, tables, whole, *options)
+                    found = prefill_kernel.prefill_attention(q, kv, tables, tiles, *options)
                     torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+                    ours, theirs = (tables, tiles, *options), (tables, whole, *options)
+                    _check_16_bits(prefill_kernel.prefill_attention, prefill_op.reference, q, kv, ours, theirs)
 
 
 def widen(device: torch.device) -> None:

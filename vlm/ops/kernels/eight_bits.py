@@ -30,28 +30,6 @@ def int8_to_float16(x, PURE: tl.constexpr):
 
 
 @jit
-def _int8_to_bfloat16(x):
-    """Returns bfloat16 of int8, by way of float32: seven bits have no room for an offset."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .s32 i<4>;
-        .reg .f32 f<4>;
-        bfe.s32 i0, $2, 0, 8;
-        bfe.s32 i1, $2, 8, 8;
-        bfe.s32 i2, $2, 16, 8;
-        bfe.s32 i3, $2, 24, 8;
-        cvt.rn.f32.s32 f0, i0;
-        cvt.rn.f32.s32 f1, i1;
-        cvt.rn.f32.s32 f2, i2;
-        cvt.rn.f32.s32 f3, i3;
-        cvt.rn.bf16x2.f32 $0, f1, f0;
-        cvt.rn.bf16x2.f32 $1, f3, f2;
-        }""",
-        "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=False, pack=4,
-    )  # fmt: skip
-
-
-@jit
 def _e4m3_to_float16(x):
     """Returns float16 of e4m3."""
     return tl.inline_asm_elementwise(
@@ -66,36 +44,30 @@ def _e4m3_to_float16(x):
 
 
 @jit
-def _e4m3_to_bfloat16(x):
-    """Returns bfloat16 of numbers in e4m3: their exponents count from 7, not from 127, which a product by 2^120 makes
-    up for, those of subnormal numbers, too."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 low, high, sign, by, zero;
-        mov.b32 by, 0x7B807B80;
-        mov.b32 zero, 0x80008000;
-        prmt.b32 low, $2, 0, 0x1404;
-        prmt.b32 high, $2, 0, 0x3424;
-        and.b32 sign, low, 0x80008000;
-        shr.b32 low, low, 4;
-        lop3.b32 low, low, 0x07F007F0, sign, 0xEA;
-        fma.rn.bf16x2 $0, low, by, zero;
-        and.b32 sign, high, 0x80008000;
-        shr.b32 high, high, 4;
-        lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
-        fma.rn.bf16x2 $1, high, by, zero;
-        }""",
-        "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=False, pack=4,
-    )  # fmt: skip
+def in_16_bits(x, dtype: tl.constexpr):
+    """Returns int8 or e4m3 in the type of its product: float32, or float16, in the registers that x is loaded into."""
+    if dtype == tl.float32:
+        return x.to(tl.float32)
+    else:
+        return int8_to_float16(x, PURE=False) if x.dtype == tl.int8 else _e4m3_to_float16(x)
 
 
 @jit
-def in_16_bits(x, dtype: tl.constexpr):
-    """Returns int8 or e4m3 in the type of a product's other side: where that has 16 bits, in the registers that x is
-    loaded into."""
-    if dtype == tl.float16:
-        return int8_to_float16(x, PURE=False) if x.dtype == tl.int8 else _e4m3_to_float16(x)
-    elif dtype == tl.bfloat16:
-        return _int8_to_bfloat16(x) if x.dtype == tl.int8 else _e4m3_to_bfloat16(x)
+def query_for_8_bits(q, scale, dtype: tl.constexpr):
+    """Returns queries [M, D] in the type of their product with keys of 8 bits, and by what their scores are multiplied,
+    [M, 1] or a number. Where the model's is bfloat16 that is float16, which holds all values of 8 bits and takes a
+    fifth of the instructions to make of them; each query is divided by its highest value, as bfloat16 has higher
+    ones."""
+    if dtype == tl.bfloat16:
+        q = q.to(tl.float32)
+        peak = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)[:, None]
+        return (q / peak).to(tl.float16), scale * peak
     else:
-        return x.to(dtype)
+        return q.to(dtype), scale
+
+
+@jit
+def relative(scales):
+    """Returns scales [N] divided by the highest one, and that one: float16 may not hold their products."""
+    peak = tl.maximum(tl.max(scales, 0), 1e-30)
+    return scales / peak, peak

@@ -10,12 +10,19 @@ import triton.language as tl
 
 from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
-from vlm.ops.kernels.eight_bits import in_16_bits
+from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.splits import is_last, merge_group, share_of
+from vlm.ops.paged_kv import PagedKV
 
 TILE = 64  # tokens a step of a program
+
+
+def num_warps(kv: PagedKV) -> int:
+    """Returns how many warps a program has: two where values of 8 bits are unpacked, of which four take 1.6 times as
+    many instructions for a tile."""
+    return 2 if kv.is_quantized else 4
 
 
 @jit
@@ -32,7 +39,7 @@ def attend_tile(
     v = tl.load(v_ptr + at, mask=mask, other=0.0)
     if MOST > 0:
         scaled = block * scale_stride + kv_head * BLOCK + place
-        k, v = k.to(q.dtype), in_16_bits(v, q.dtype)
+        k, v = in_16_bits(k, q.dtype), in_16_bits(v, q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if MOST > 0:
         scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
@@ -42,9 +49,12 @@ def attend_tile(
     shrink = tl.exp2(highest - new_highest)
     weights = tl.exp2(scores - new_highest[:, None])
     total = total * shrink + tl.sum(weights, 1)
+    acc *= shrink[:, None]
     if MOST > 0:
-        weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
-    acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        v_scales, peak = relative(tl.load(v_scale_ptr + scaled, mask=inside, other=0.0))
+        acc += tl.dot((weights * v_scales[None, :]).to(v.dtype), v, input_precision="ieee") * peak
+    else:
+        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return new_highest, total, acc
 
 
@@ -104,7 +114,10 @@ def attend(
         highest = tl.where(is_writer, score, highest)
         total = tl.where(is_writer, 1.0, total)
         acc = tl.where(is_writer, new_v[None, :], acc)
-    q = q.to(q_ptr.dtype.element_ty)
+    if MOST > 0:
+        q, scale = query_for_8_bits(q, scale, q_ptr.dtype.element_ty)
+    else:
+        q = q.to(q_ptr.dtype.element_ty)
     seen = 0  # the first token
     if REACH >= 0:
         seen = tl.maximum(length - 1 - REACH, 0)

@@ -15,6 +15,7 @@ from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attention_variant, grouped_attention
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_stages
+from vlm.ops.kernels.eight_bits import query_for_8_bits
 from vlm.ops.kernels.grouped_attention import attend_tile, store_result
 from vlm.ops.kernels.paged_attention import num_splits
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
@@ -40,6 +41,8 @@ def _attend(
     head = kv_head * GROUP + tl.minimum(g, GROUP - 1)  # those beyond are computed, too, and not stored
     q_at = (row * q_row + head * q_head)[:, None] + d[None, :]
     q = tl.load(q_ptr + q_at, mask=(d < DIM)[None, :], other=0.0)
+    if MOST > 0:
+        q, scale = query_for_8_bits(q, scale, q_ptr.dtype.element_ty)
     highest = tl.full([G], -float("inf"), tl.float32)
     total = tl.zeros([G], tl.float32)
     acc = tl.zeros([G, D], tl.float32)
@@ -90,6 +93,7 @@ def merged_attention(
         scale_stride(kv), tables[0].stride(0), tables[1].stride(0),
         GROUP=group, G=max(16, triton.next_power_of_2(group)), DIM=dim, D=max(16, pad), PAD=pad, BLOCK=block,
         TILE=grouped_attention.TILE, SPLITS=splits, MOST=MOST[kv.keys.dtype] if kv.is_quantized else 0.0,
-        num_warps=4, num_stages=num_stages(pad, kv.keys.dtype), **attention_variant.constants(variant),
+        num_warps=grouped_attention.num_warps(kv), num_stages=num_stages(pad, kv.keys.dtype),
+        **attention_variant.constants(variant),
     )  # fmt: skip
     return out

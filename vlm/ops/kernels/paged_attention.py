@@ -206,7 +206,8 @@ def paged_attention(
         grouped_attention.attend[(rows, kv_heads, splits)](
             *inputs, *outputs, *strides, tables.stride(0),
             GROUP=group, G=max(16, triton.next_power_of_2(group)), DIM=dim, D=max(16, pad), PAD=pad,
-            TILE=grouped_attention.TILE, num_warps=4, num_stages=num_stages(pad, kv.keys.dtype), **constants,
+            TILE=grouped_attention.TILE, num_warps=grouped_attention.num_warps(kv),
+            num_stages=num_stages(pad, kv.keys.dtype), **constants,
         )  # fmt: skip
     else:
         tile, warps = whole_tile(kv) if splits == 1 else _split_tile(q, kv)

@@ -14,6 +14,7 @@ from torch import Tensor
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
 from vlm.ops.kernels.device import num_stages
+from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import PagedKV
@@ -40,6 +41,8 @@ def _attend(
     asks = (m < count)[:, None] & (d < DIM)[None, :]
     q_at = (row + m)[:, None].to(tl.int64) * q_row + head * DIM + d[None, :]
     q = tl.load(q_ptr + q_at, mask=asks, other=0.0)
+    if QUANTIZED:
+        q, scale = query_for_8_bits(q, scale, q_ptr.dtype.element_ty)
     here = position + m
     end = position + count
     inside = head // GROUP * head_stride
@@ -58,10 +61,14 @@ def _attend(
         v = tl.load(values_ptr + at, mask=there, other=0.0)
         if QUANTIZED:
             scaled = block * scale_stride + head // GROUP * BLOCK + n % BLOCK
-            k, v = k.to(q.dtype), v.to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if QUANTIZED:
-            scores *= tl.load(key_scales_ptr + scaled, mask=n < end, other=0.0)[None, :]
+            # scaled as they lie: each thread has a few rows of them, and half the columns of the scores
+            k_scales, k_peak = relative(tl.load(key_scales_ptr + scaled, mask=n < end, other=0.0))
+            v_scales, v_peak = relative(tl.load(value_scales_ptr + scaled, mask=n < end, other=0.0))
+            k = in_16_bits(k, q.dtype) * k_scales.to(q.dtype)[:, None]
+            v = in_16_bits(v, q.dtype) * v_scales.to(q.dtype)[:, None]
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * k_peak)
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = base_2_scores(scores, CAP)
         if BIAS:
             far = n[None, :] - here[:, None]
@@ -75,9 +82,11 @@ def _attend(
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
         total = total * shrink + tl.sum(weights, 1)
+        acc *= shrink[:, None]
         if QUANTIZED:
-            weights *= tl.load(value_scales_ptr + scaled, mask=n < end, other=0.0)[None, :]
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee") * v_peak
+        else:
+            acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
     out = out_ptr + (row + m)[:, None].to(tl.int64) * (HEADS * DIM) + head * DIM + d[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asks)
