@@ -30,7 +30,7 @@ def int8_to_float16(x, PURE: tl.constexpr):
 
 
 @jit
-def _e4m3_to_float16(x):
+def _e4m3_to_float16(x, PURE: tl.constexpr):
     """Returns float16 of e4m3."""
     return tl.inline_asm_elementwise(
         """{
@@ -39,17 +39,17 @@ def _e4m3_to_float16(x):
         cvt.rn.f16x2.e4m3x2 $0, low;
         cvt.rn.f16x2.e4m3x2 $1, high;
         }""",
-        "=r,=r,r", [x], dtype=tl.float16, is_pure=False, pack=4,
+        "=r,=r,r", [x], dtype=tl.float16, is_pure=PURE, pack=4,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
 
 
 @jit
-def in_16_bits(x, dtype: tl.constexpr):
+def in_16_bits(x, dtype: tl.constexpr, PURE: tl.constexpr):
     """Returns int8 or e4m3 in the type of its product: float32, or float16, in the registers that x is loaded into."""
     if dtype == tl.float32:
         return x.to(tl.float32)
     else:
-        return int8_to_float16(x, PURE=False) if x.dtype == tl.int8 else _e4m3_to_float16(x)
+        return int8_to_float16(x, PURE) if x.dtype == tl.int8 else _e4m3_to_float16(x, PURE)
 
 
 @jit

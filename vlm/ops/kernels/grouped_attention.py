@@ -39,7 +39,7 @@ def attend_tile(
     v = tl.load(v_ptr + at, mask=mask, other=0.0)
     if MOST > 0:
         scaled = block * scale_stride + kv_head * BLOCK + place
-        k, v = in_16_bits(k, q.dtype), in_16_bits(v, q.dtype)
+        k, v = in_16_bits(k, q.dtype, PURE=True), in_16_bits(v, q.dtype, PURE=False)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if MOST > 0:
         scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]

@@ -64,8 +64,8 @@ def _attend(
             # scaled as they lie: each thread has a few rows of them, and half the columns of the scores
             k_scales, k_peak = relative(tl.load(key_scales_ptr + scaled, mask=n < end, other=0.0))
             v_scales, v_peak = relative(tl.load(value_scales_ptr + scaled, mask=n < end, other=0.0))
-            k = in_16_bits(k, q.dtype) * k_scales.to(q.dtype)[:, None]
-            v = in_16_bits(v, q.dtype) * v_scales.to(q.dtype)[:, None]
+            k = in_16_bits(k, q.dtype, PURE=False) * k_scales.to(q.dtype)[:, None]
+            v = in_16_bits(v, q.dtype, PURE=False) * v_scales.to(q.dtype)[:, None]
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * k_peak)
         else:
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
