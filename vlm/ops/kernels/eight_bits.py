@@ -1,4 +1,4 @@
-"""Values of 8 bits made ones of 16 in the registers that they are loaded into.
+"""Values of 8 bits made ones of float16, mostly in the registers that they are loaded into.
 
 Triton takes a conversion ahead of a product for cheap, and lets values come to where tensor cores want them as they
 are: of 8 bits, whose rows nothing transposes, one byte at a time. What may have effects (is not pure) it leaves where
@@ -45,7 +45,8 @@ def _e4m3_to_float16(x, PURE: tl.constexpr):
 
 @jit
 def in_16_bits(x, dtype: tl.constexpr, PURE: tl.constexpr):
-    """Returns int8 or e4m3 in the type of its product: float32, or float16, in the registers that x is loaded into."""
+    """Returns int8 or e4m3 in the type of its product: float32, or float16, in the registers that x is loaded into;
+    PURE: or where Triton likes, which of rows that nothing transposes is behind shared memory."""
     if dtype == tl.float32:
         return x.to(tl.float32)
     else:
