@@ -56,9 +56,8 @@ def in_16_bits(x, dtype: tl.constexpr, PURE: tl.constexpr):
 @jit
 def query_for_8_bits(q, scale, dtype: tl.constexpr):
     """Returns queries [M, D] in the type of their product with keys of 8 bits, and by what their scores are multiplied,
-    [M, 1] or a number. Where the model's is bfloat16 that is float16, which holds all values of 8 bits and takes a
-    fifth of the instructions to make of them; each query is divided by its highest value, as bfloat16 has higher
-    ones."""
+    [M, 1] or a number. Where the model's is bfloat16 that is float16, which holds all values of 8 bits and takes
+    fewer instructions to make of them; each query is divided by its highest value, as bfloat16 has higher ones."""
     if dtype == tl.bfloat16:
         q = q.to(tl.float32)
         peak = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)[:, None]
