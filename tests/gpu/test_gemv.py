@@ -157,19 +157,22 @@ RMS, LAYER = False, True
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_norm_ahead_is_computed_by_the_product(name, dtype, centred, monkeypatch):
-    """Its stream is that which it has by itself, to the bit, its row one rounding away at most."""
+    """Its stream is that which it has by itself, to the bit, its row one rounding away at most. Where weights are
+    integers, what an RMS norm gives is not rounded before it is multiplied."""
     torch.manual_seed(0)
     method = METHODS[name]
     launched = []
     launch = Norm.launch
     monkeypatch.setattr(Norm, "launch", lambda norm: (launched.append(norm), launch(norm)))
-    for outputs, inputs, stream in ((4096, 4096, dtype), (96, 256, torch.float32), (1024, 2816, torch.float32)):
+    rounding = 2**-8 if dtype == torch.bfloat16 else 2**-11
+    tolerance = 3e-6 if name.startswith("int") and centred is RMS else rounding
+    cases = ((4096, 4096, dtype), (96, 256, torch.float32), (96, 768, dtype), (1024, 2816, torch.float32))
+    for outputs, inputs, stream in cases:
         kept = method.quantize(torch.randn(outputs, inputs, device="cuda"))
         x = (torch.randn(1, inputs, device="cuda") * 3 + 1).to(stream)
         gain, shift = (torch.randn(inputs, device="cuda").to(dtype) for _ in range(2))
         for delta in (None, torch.randn(1, inputs, device="cuda").to(dtype), torch.randn(1, inputs, device="cuda")):
             norm = add_norm(x, delta, gain, shift if centred else None, 1e-5)
-            want = product(method, kept, norm[1], None, None)
             launched.clear()
             with norms_ahead(x.device):
                 found = add_norm(x, delta, gain, shift if centred else None, 1e-5)
@@ -177,7 +180,39 @@ def test_a_norm_ahead_is_computed_by_the_product(name, dtype, centred, monkeypat
             assert not launched
             assert torch.equal(found[0], norm[0])
             torch.testing.assert_close(found[1], norm[1], rtol=2**-7 if dtype == torch.bfloat16 else 2**-10, atol=1e-6)
-            assert (y - want).norm() < 1e-3 * want.norm()
+            row = normed(norm[0].double(), gain.double(), shift.double() if centred else None)
+            want = torch.nn.functional.linear(row, method.dequantize(kept).double())
+            assert (y - want).norm() < tolerance * want.norm()
+
+
+def normed(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+    if shift is not None:
+        return torch.nn.functional.layer_norm(x, x.shape[1:], gain, shift, 1e-5)
+    return torch.nn.functional.rms_norm(x, x.shape[1:], gain, 1e-5)
+
+
+@pytest.mark.parametrize("centred", [RMS, LAYER])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6])
+def test_a_norm_ahead_of_any_size_fits(scale, centred):
+    """In float16 a row may reach further than its type before it is normed, and lie far from 0."""
+    torch.manual_seed(0)
+    gain, shift = (torch.randn(1024, device="cuda").half() for _ in range(2))
+    x = (torch.randn(1, 1024, device="cuda") + 30) * scale
+    x[0, 5::100] *= 50
+    row = normed(x.double(), gain.double(), shift.double() if centred else None)
+    for method in (None, Int8(), Fp8(), Int4(128)):
+        weight = torch.randn(512, 1024, device="cuda")
+        kept = {} if method is None else method.quantize(weight)
+        exact = weight.half().double() if method is None else method.dequantize(kept).double()
+        want = torch.nn.functional.linear(row, exact)
+        with norms_ahead(x.device):
+            _, found = add_norm(x, None, gain, shift if centred else None, 1e-5)
+            y = (
+                linear(found, weight.half(), None, torch.float32)
+                if method is None
+                else product(method, kept, found, None, None)
+            )
+        assert (y - want).norm() < 2**-10 * want.norm()
 
 
 def test_whoever_else_reads_a_norm_finds_it(monkeypatch):

@@ -64,7 +64,7 @@ def test_the_shape_of_a_program_s_memory():
     shape = gemv.Shape(gemv.INT4, 11008, 4096, groups=86, gated=False, zero=True, processors=132)
     assert (shape.most_tiles, shape.warps, shape.pieces, shape.stages, shape.depth) == (2, 16, 1, 7, 3)
     ring, scales = 7 * (16 * 1024 + 16), 2 * 16 * 86 * 5
-    assert shape.shared == ring + scales + 4 * 11008 + 4 * 2 * 16 * 16 + 12 * 16 + 4 * 88
+    assert shape.shared == ring + scales + 4 * 11008 + 4 * 2 * 16 * 16 + 8 * 16 + 4 * 88
     small = gemv.Shape(gemv.INT8, 512, 64, groups=1, gated=False, zero=False, processors=132)
     assert (small.warps, small.pieces, small.programs) == (8, 1, 4)  # eight pieces of a row, four tiles
     assert (small.stages, small.depth) == (12, 4)  # all of its weight has room

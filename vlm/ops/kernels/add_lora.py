@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_processors
+from vlm.ops.kernels.norms_ahead import launch_waiting
 from vlm.ops.lora_matrices import TILE, LoraMatrices
 
 FEW, MANY = 16, 64  # rows of a tile: the fewest that tensor cores multiply; of prompts and encoders
@@ -117,6 +118,7 @@ def _beside(device: torch.device) -> Iterator[Callable[[], object]]:
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         yield lambda: None
         return
+    launch_waiting()  # where the product reads it as well
     current, side = torch.cuda.current_stream(), _side_stream(device.index or 0)
     side.wait_stream(current)
     with torch.cuda.stream(side):

@@ -146,8 +146,8 @@ struct Share {
 
 __device__ __forceinline__ void copy_weight(const TensorMap* weight, const Share& share, int chunk, u32 to, u32 barrier) {
     barrier_expect(barrier, STAGE);
-    copy(to, weight, share.output, share.first + chunk, barrier);
-    if (GATED) copy(to + WEIGHT_STAGE / 2, weight, share.output + WIDTH, share.first + chunk, barrier);
+    copy_streamed(to, weight, share.output, share.first + chunk, barrier);
+    if (GATED) copy_streamed(to + WEIGHT_STAGE / 2, weight, share.output + WIDTH, share.first + chunk, barrier);
 }
 
 // Requests all stages in turn: of the first ones the weight before the rows are there.

@@ -119,7 +119,7 @@ class Shape:
         x."""
         places = min(self.most_tiles, -(-(self.stages - 1) // self._chunks) + 1) if self.kind == INT4 else 0
         scales = places * TILE_ROWS * self.groups * (5 if self.zero else 4)
-        sums = 4 * self.most_tiles * self.warps * TILE_ROWS + 12 * self.warps
+        sums = 4 * self.most_tiles * self.warps * TILE_ROWS + 8 * self.warps
         x = self.inputs * (4 if self.kind in (INT8, INT4) else 2)
         sums_of_x = 4 * (-(-self.num_pieces // 4) * 4) if self.zero else 0
         return self.stages * (TILE_ROWS * self._row + 16) + scales + x + sums + sums_of_x

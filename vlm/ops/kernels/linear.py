@@ -26,14 +26,16 @@ def _gemv(
     n, inside = outputs(tl.arange(0, ROWS), ROWS, N, GATED)
     k = tl.arange(0, TILE)
     row = w_ptr + n[:, None].to(tl.int64) * K + k[None, :]
-    w = tl.load(row, mask=inside[:, None] & (k < K)[None, :], other=0.0)  # on its way while x is not there yet
+    # on its way while x is not there yet; read once a step, it is to drive nothing else out of the cache
+    w = tl.load(row, mask=inside[:, None] & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
     wait_for_inputs()
     acc = tl.zeros([ROWS, TILE], tl.float32)
     for start in range(0, K, TILE):
         x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * x[None, :]
         following = start + TILE
-        w = tl.load(row + following, mask=inside[:, None] & (following + k < K)[None, :], other=0.0)
+        there = inside[:, None] & (following + k < K)[None, :]
+        w = tl.load(row + following, mask=there, other=0.0, eviction_policy="evict_first")
     y = tl.sum(acc, 1)[:, None]  # pyright: ignore[reportArgumentType]
     if BIAS:
         y += tl.load(b_ptr + n, mask=inside, other=0.0).to(tl.float32)[:, None]

@@ -167,11 +167,12 @@ def _watch_kernels() -> None:
     """Lets Triton, and nvrtc.py, say so before they launch a kernel."""
     from triton import knobs
 
-    knobs.runtime.launch_enter_hook.add(_before_kernel)
-    nvrtc.before_launch.append(_before_kernel)
+    knobs.runtime.launch_enter_hook.add(launch_waiting)
+    nvrtc.before_launch.append(launch_waiting)
 
 
-def _before_kernel(metadata: Any = None) -> None:
+def launch_waiting(metadata: Any = None) -> None:
+    """Launches what waits in this thread, if anything does: ahead of every kernel, and of work on another stream."""
     if (ahead := NormsAhead.current()) is not None:
         ahead.launch()
 
