@@ -236,22 +236,51 @@ def step_attention(device: torch.device) -> None:
 def prefill_attention(device: torch.device) -> None:
     # (slot, first position, rows): a whole prompt, a later chunk, a single row, one beyond a tile
     spans = [(2, 0, 7), (0, 21, 5), (4, 3, 1), (1, 10, 70)]
-    rows = sum(count for *_, count in spans)
     for heads, kv_heads, dim, block, most in ((2, 2, 12, 8, 6), (4, 1, 32, 16, 9), (4, 2, 64, 16, 9)):
         keys, values = (torch.randn(60, kv_heads, block, dim, device=device) for _ in range(2))
         tables = _ints(60, SLOTS, 12).to(device)
-        q = torch.randn(rows, 2, heads, dim, device=device)[:, 1]
-        whole, tiles = (torch.tensor(prefill_op.tiles_of(spans, n), dtype=torch.int32) for n in (None, 64))
-        tiles = torch.cat([tiles, torch.zeros(1, 4, dtype=torch.int32)]).to(device)
         for kv in _kept(keys, values, device):
             for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
-                for variant in VARIANTS:
-                    options = (dim**-0.5, bias, variant)
-                    want = prefill_op.reference(q, kv, tables, whole, *options)
-                    found = prefill_kernel.prefill_attention(q, kv, tables, tiles, *options)
-                    torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
-                    ours, theirs = (tables, tiles, *options), (tables, whole, *options)
-                    _check_16_bits(prefill_kernel.prefill_attention, prefill_op.reference, q, kv, ours, theirs)
+                _check_prefill(spans, kv, tables, heads, bias, VARIANTS)
+
+
+def prefill_of_long_contexts(device: torch.device) -> None:
+    # behind several tiles of keys, and behind one and all but one; blocks that tiles hold whole ones of, and others
+    spans = [(3, 140, 70), (0, 62, 2), (4, 63, 1), (5, 255, 3), (1, 0, 66)]
+    variants = (PLAIN, AttentionVariant(reach=130))
+    for heads, kv_heads, dim, block, biases in ((4, 2, 32, 16, (None, torch.randn(4, 17))), (2, 1, 12, 24, (None,))):
+        keys, values = (torch.randn(90, kv_heads, block, dim) for _ in range(2))
+        tables = torch.full((SLOTS, 300 // block), 89, dtype=torch.int32)  # a block of what is nobody's
+        keys[-1], values[-1] = float("nan"), float("nan")
+        blocks = torch.randperm(89, dtype=torch.int32)
+        for slot, position, rows in spans:
+            whole, rest = divmod(position + rows, block)
+            tables[slot, : whole + 1], blocks = blocks[: whole + 1], blocks[whole + 1 :]
+            keys[tables[slot, whole], :, rest:], values[tables[slot, whole], :, rest:] = float("nan"), float("nan")
+        near = PagedKV(keys.to(device, torch.float16), values.to(device, torch.float16))
+        for kv in (*_kept(keys, values, device), near):
+            for bias in biases:
+                _check_prefill(spans, kv, tables.to(device), heads, None if bias is None else bias.to(device), variants)
+
+
+def _check_prefill(
+    spans: list[tuple[int, int, int]], kv: PagedKV, tables: torch.Tensor, heads: int, bias: torch.Tensor | None,
+    variants: tuple[AttentionVariant, ...],
+) -> None:  # fmt: skip
+    """Compares attention of chunks, (slot, first position, rows) each, with the reference's."""
+    rows, dim, device = sum(count for *_, count in spans), kv.keys.shape[3], kv.keys.device
+    dtype = kv.keys.dtype if kv.keys.dtype is torch.float16 else torch.get_default_dtype()
+    q = torch.randn(rows, 2, heads, dim, device=device)[:, 1].to(dtype)
+    whole, tiles = (torch.tensor(prefill_op.tiles_of(spans, n), dtype=torch.int32) for n in (None, 64))
+    tiles = torch.cat([tiles, torch.zeros(1, 4, dtype=torch.int32)]).to(device)
+    for variant in variants:
+        options = (dim**-0.5, bias, variant)
+        want = prefill_op.reference(q, kv, tables, whole, *options)
+        found = prefill_kernel.prefill_attention(q, kv, tables, tiles, *options)
+        error = (2e-3, 2e-3) if dtype is torch.float16 else (5e-6, 1e-5)
+        torch.testing.assert_close(found, want, atol=error[0], rtol=error[1])
+        ours, theirs = (tables, tiles, *options), (tables, whole, *options)
+        _check_16_bits(prefill_kernel.prefill_attention, prefill_op.reference, q, kv, ours, theirs)
 
 
 def widen(device: torch.device) -> None:
@@ -763,6 +792,7 @@ CASES = {
         merged_attention,
         step_attention,
         prefill_attention,
+        prefill_of_long_contexts,
         rotate,
         rotary,
         rotary_angles,

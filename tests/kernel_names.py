@@ -7,6 +7,7 @@ NAMES = (
     "merged_attention",
     "step_attention",
     "prefill_attention",
+    "prefill_of_long_contexts",
     "rotate",
     "rotary",
     "rotary_angles",

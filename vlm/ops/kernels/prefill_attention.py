@@ -1,7 +1,7 @@
 """Flash attention of a prompt over the paged cache: a program per (tile of query rows, head).
 
-Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Tiles of
-keys that all of a tile's rows see need no mask.
+Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Whole
+tiles of keys that all of a tile's rows see have a loop of their own, in which nothing is masked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,93 @@ from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import PagedKV
 from vlm.ops.tiles import TILE_ROWS
 
-TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the first tile of them, whatever its window
+TILE_KEYS = 64
+
+
+@jit
+def _places(table, first, end, N: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Returns the blocks of N keys, int64, and their places there. The first key is the first of a block: where the N
+    are whole blocks, each is looked up once."""
+    if N % BLOCK == 0:
+        b = tl.arange(0, N // BLOCK)
+        entries = table + first // BLOCK + b
+        block = tl.load(entries, mask=first + b * BLOCK < end, other=0) if MASKED else tl.load(entries)
+        blocks = tl.broadcast_to(block[:, None], (N // BLOCK, BLOCK))
+        places = tl.broadcast_to(tl.arange(0, BLOCK)[None, :], (N // BLOCK, BLOCK))
+        return tl.reshape(blocks, (N,)).to(tl.int64), tl.reshape(places, (N,))
+    else:
+        n = first + tl.arange(0, N)
+        return tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64), n % BLOCK
+
+
+@jit
+def _loaded(at, there, d, DIM: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
+    """Returns keys or values [N, D] at these addresses; MASKED: zeros for those that are not there."""
+    if MASKED:
+        return tl.load(at, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+    elif D > DIM:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    else:
+        return tl.load(at)
+
+
+@jit
+def _scaled(x, scales_at, there, dtype: tl.constexpr, MASKED: tl.constexpr):
+    """Returns keys or values of 8 bits by their scales, divided by the highest of these, and that one."""
+    # as they lie: each thread has a few rows of them, and half the columns of the scores
+    scales, peak = relative(tl.load(scales_at, mask=there, other=0.0) if MASKED else tl.load(scales_at))
+    return in_16_bits(x, dtype, PURE=False) * scales.to(dtype)[:, None], peak
+
+
+@jit
+def _attended(
+    q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
+    begin, stop, position, end, block_stride, scale_stride, MOST,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr,
+    CAP: tl.constexpr, REACH: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Returns the highest scores [M, 1], the sums of weights [M, 1], those of values [M, D] divided by `unit`, and the
+    unit, with the tiles of keys from `begin` up to `stop`; MASKED: some rows may not see some of these keys."""
+    M: tl.constexpr = q.shape[0]
+    D: tl.constexpr = q.shape[1]
+    d, here = tl.arange(0, D), position + tl.arange(0, M)
+    for first in range(begin, stop, N):
+        n = first + tl.arange(0, N)
+        there = n < end
+        block, place = _places(table, first, end, N, BLOCK, MASKED)
+        # what is the same for all tiles is added up first, and not in the loop
+        inside, start = (place * DIM)[:, None] + d[None, :], (block * block_stride)[:, None]
+        k = _loaded(keys_ptr + inside + start, there, d, DIM, D, MASKED)
+        v = _loaded(values_ptr + inside + start, there, d, DIM, D, MASKED)
+        by = scale
+        if QUANTIZED:
+            scaled = block * scale_stride + place
+            k, k_peak = _scaled(k, key_scales_ptr + scaled, there, q.dtype, MASKED)
+            v, v_peak = _scaled(v, value_scales_ptr + scaled, there, q.dtype, MASKED)
+            by = scale * k_peak
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if BIAS or CAP > 0 or MASKED:
+            scores = base_2_scores(scores * by, CAP)
+            by = 1.0
+        if BIAS:
+            far = tl.minimum(tl.maximum(n[None, :] - here[:, None], -MOST), MOST)
+            scores += tl.load(bias_ptr + MOST + far) * 1.4426950408889634
+        # a branch of float32 also where it is never taken: products that none parts spill registers
+        if (MASKED or q.dtype == tl.float32) and first + N > position:
+            scores = tl.where(n[None, :] <= here[:, None], scores, -float("inf"))
+        if MASKED and REACH >= 0:
+            scores = tl.where(here[:, None] - n[None, :] <= REACH, scores, -float("inf"))
+        highest_here = tl.max(scores, 1, keep_dims=True) * by  # pyright: ignore[reportOperatorIssue]
+        new_highest = tl.maximum(highest, highest_here)
+        shrink = tl.exp2(highest - new_highest)
+        weights = tl.exp2(scores * by - new_highest)
+        total = total * shrink + tl.sum(weights, 1, keep_dims=True)
+        if QUANTIZED:
+            shrink *= unit / v_peak
+            unit = v_peak
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink, input_precision="ieee")
+        highest = new_highest
+    return highest, total, acc, unit
 
 
 @jit
@@ -43,53 +129,50 @@ def _attend(
     q = tl.load(q_ptr + q_at, mask=asks, other=0.0)
     if QUANTIZED:
         q, scale = query_for_8_bits(q, scale, q_ptr.dtype.element_ty)
-    here = position + m
+    kv_head = head // GROUP
+    keys_ptr, values_ptr = keys_ptr + kv_head * head_stride, values_ptr + kv_head * head_stride
+    key_scales_ptr, value_scales_ptr = key_scales_ptr + kv_head * BLOCK, value_scales_ptr + kv_head * BLOCK
+    bias_ptr += head * (2 * MOST + 1)
+    # no infinity, of which differences are no numbers: a row may see no key of the first tile
+    highest, total = tl.full([M, 1], -1e30, tl.float32), tl.zeros([M, 1], tl.float32)
+    acc, unit = tl.zeros([M, D], tl.float32), 1.0
     end = position + count
-    inside = head // GROUP * head_stride
-    highest = tl.full([M], -float("inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
     low = 0
     if REACH >= 0:
-        low = tl.maximum(position - REACH, 0)
-    for first in range(low, end, N):
-        n = first + tl.arange(0, N)
-        block = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
-        at = (block * block_stride + inside + (n % BLOCK) * DIM)[:, None] + d[None, :]
-        there = (n < end)[:, None] & (d < DIM)[None, :]
-        k = tl.load(keys_ptr + at, mask=there, other=0.0)
-        v = tl.load(values_ptr + at, mask=there, other=0.0)
-        if QUANTIZED:
-            scaled = block * scale_stride + head // GROUP * BLOCK + n % BLOCK
-            # scaled as they lie: each thread has a few rows of them, and half the columns of the scores
-            k_scales, k_peak = relative(tl.load(key_scales_ptr + scaled, mask=n < end, other=0.0))
-            v_scales, v_peak = relative(tl.load(value_scales_ptr + scaled, mask=n < end, other=0.0))
-            k = in_16_bits(k, q.dtype, PURE=False) * k_scales.to(q.dtype)[:, None]
-            v = in_16_bits(v, q.dtype, PURE=False) * v_scales.to(q.dtype)[:, None]
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * k_peak)
-        else:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = base_2_scores(scores, CAP)
-        if BIAS:
-            far = n[None, :] - here[:, None]
-            far = tl.minimum(tl.maximum(far, -MOST), MOST) + MOST
-            scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
-        if first + N > position:
-            scores = tl.where((n[None, :] <= here[:, None]) & (n < end)[None, :], scores, -float("inf"))
-        if REACH >= 0:
-            scores = tl.where(here[:, None] - n[None, :] <= REACH, scores, -float("inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        acc *= shrink[:, None]
-        if QUANTIZED:
-            acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee") * v_peak
-        else:
-            acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        highest = new_highest
+        low = tl.maximum(position - REACH, 0) // BLOCK * BLOCK
+    whole = low + (position + 1 - low) // N * N  # the key after the last tile that every row sees all of
+    if REACH >= 0:
+        near = low + tl.cdiv(tl.maximum(end - 1 - REACH - low, 0), N) * N  # the first tile within every row's window
+        whole = tl.maximum(whole, near)
+        highest, total, acc, unit = _attended(
+            q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table,
+            bias_ptr, low, near, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP,
+            REACH, True,
+        )  # fmt: skip
+        low = near
+    highest, total, acc, unit = _attended(
+        q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
+        low, whole, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, False,
+    )  # fmt: skip
+    highest, total, acc, unit = _attended(
+        q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
+        whole, end, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, True,
+    )  # fmt: skip
+    if QUANTIZED:
+        acc *= unit
     out = out_ptr + (row + m)[:, None].to(tl.int64) * (HEADS * DIM) + head * DIM + d[None, :]
-    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asks)
+    tl.store(out, (acc / total).to(out_ptr.dtype.element_ty), mask=asks)
+
+
+def num_warps(dtype: torch.dtype) -> int:
+    """Returns how many warps a program has: more where products are no tensor cores' and take registers."""
+    return 8 if dtype is torch.float32 else 4
+
+
+def stages(kv: PagedKV) -> int:
+    """Returns Triton's stages, of which it leaves half of those between loads and products to the blocks' numbers, that
+    keys and values wait for: with 3, a tile was copied no earlier than just ahead of its product."""
+    return 2 * num_stages(kv.keys.shape[3], kv.keys.dtype) - 1
 
 
 def prefill_attention(
@@ -110,7 +193,7 @@ def prefill_attention(
         product_scale(scale, variant), q.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv),
         tables.stride(0), 0 if bias is None else bias.shape[1] // 2,
         HEADS=heads, GROUP=heads // kv.keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
-        BLOCK=kv.block_size, M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, QUANTIZED=kv.is_quantized, num_warps=4,
-        num_stages=num_stages(dim, kv.keys.dtype), **constants(variant),
+        BLOCK=kv.block_size, M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, QUANTIZED=kv.is_quantized,
+        num_warps=num_warps(q.dtype), num_stages=stages(kv), **constants(variant),
     )  # fmt: skip
     return out
