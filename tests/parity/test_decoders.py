@@ -120,9 +120,24 @@ def test_any_batch_and_any_chunks_give_the_tokens_of_one(ragged, options):
     assert pipe.llm.scheduler.blocks.balanced
 
 
+@pytest.mark.parametrize("ended_by", ["max_new_tokens", "stop_token_ids", "stop_words_ids"])
+def test_one_token_takes_no_decode_step(ragged, ended_by, monkeypatch):
+    """The prefill gives it, unless a prompt has one token."""
+    _, engine, prompts, want = ragged
+    pipe, inputs, ends = Pipeline(engine, cpu()), inputs_of(prompts), [tokens[0] for tokens in want]
+    monkeypatch.setattr(pipe.llm.executor.runner, "decode", None)
+    for given, prompt, end in zip(inputs, prompts, ends, strict=True):
+        said = {"max_new_tokens": 1, "stop_token_ids": [end], "stop_words_ids": [[end]]}[ended_by]
+        if len(prompt) > 1:
+            out = pipe.generate(given, **{"max_new_tokens": 9, ended_by: said})
+            assert out.token_ids == [end] and len(out.logprobs) == 1
+            assert out.finish_reason in ("eos", "length" if ended_by == "max_new_tokens" else "stop")
+    assert pipe.llm.scheduler.idle
+
+
 def test_preemption_loses_nothing(ragged):
     _, engine, prompts, want = ragged
-    pipe = Pipeline(engine, cpu(block_size=4, burst=4, max_kv_blocks=33))
+    pipe = Pipeline(engine, cpu(block_size=4, burst=3, max_kv_blocks=33))
     requests = [pipe._request(given, pipe._params({"max_new_tokens": 30})) for given in inputs_of(prompts)]
     ids, done = [pipe.llm.add(request) for request in requests], {}
     while pipe.llm.has_work:

@@ -16,6 +16,7 @@ from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.generation_config import FIELDS, generation_defaults, standing_alone
 from vlm.config import RuntimeConfig
+from vlm.engine.scheduler import Scheduler
 from vlm.errors import InputError
 from vlm.requests.generation import model_defaults, sampling_params
 from vlm.requests.request import Request
@@ -294,6 +295,38 @@ def test_context_and_generation_logits(subject, runtime):
             assert (logits is not None) == (name in want)
             if logits is not None:
                 torch.testing.assert_close(logits, rows, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_prefill_gives_the_token_that_a_decode_step_would(subject, drawn, monkeypatch):
+    """Under every setting, with its log-probabilities and logits."""
+    model, engine = subject
+    coded, start = model.config.is_encoder_decoder, model.generation_config.decoder_start_token_id
+    how = {"top_logprobs": 3, "return_generation_logits": True, "return_context_logits": True}
+    how |= {"temperature": 0.9, "top_k": 20, "top_p_decay": 0.9, "top_p": 0.9, "seed": 5} if drawn else {}
+    found = []
+    for from_prefill in (True, False):
+        with monkeypatch.context() as patch:
+            if not from_prefill:
+                patch.setattr(Scheduler, "_has_first", lambda *_: False)
+            pipe = Pipeline(engine, cpu(burst=4, block_size=8, max_batch_size=9, max_prefill_tokens=40))
+            ids = {}
+            for text, (name, given) in zip(inputs_of(model), EVERY.items(), strict=True):
+                params = sampling_params({"max_new_tokens": NEW, **how, **given}, {}, loop_detection=False)
+                source = {"encoder_input_ids": tuple(text)} if coded else {}
+                prompt = (start, *text[:3]) if coded else tuple(text)
+                ids[pipe.llm.add(Request(prompt, **source, params=params))] = name
+            completions = {}
+            while pipe.llm.has_work:
+                completions |= {ids[u.request_id]: u.completion for u in pipe.llm.step() if u.finished}
+            found.append(completions)
+    for name, one in found[0].items():
+        other = found[1][name]
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason), name
+        assert [list(top) for top in one.top_logprobs] == [list(top) for top in other.top_logprobs], name
+        for attribute in ("logprobs", "generation_logits", "context_logits"):
+            ours, theirs = (torch.as_tensor(getattr(each, attribute)) for each in (one, other))
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0, msg=name)
 
 
 def test_logits_of_beams_are_refused():

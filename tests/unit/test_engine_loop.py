@@ -58,7 +58,7 @@ def test_a_step_without_memory_loses_its_requests_alone(t5, monkeypatch):
     loop = EngineLoop(t5.llm)
     with monkeypatch.context() as patch:
 
-        def full(*arguments):
+        def full(*arguments, **options):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         patch.setattr(t5.llm.executor, "launch", full)

@@ -49,9 +49,9 @@ def fails_once(monkeypatch, executor, stage: str, on: int, error: Exception = CU
     """The `on`-th call of a stage does its work and then finds no memory for the rest of it."""
     work, calls = getattr(executor, stage), []
 
-    def scarce(*arguments):
+    def scarce(*arguments, **options):
         calls.append(stage)
-        result = work(*arguments)
+        result = work(*arguments, **options)
         if len(calls) == on:
             raise error
         return result

@@ -71,7 +71,8 @@ class Invented:
     def release(self, sequence):
         assert sequence.status is not SequenceStatus.FINISHED
 
-    def launch(self, sequences, steps, drafts):
+    def launch(self, sequences, steps, drafts, *, first):
+        assert len({*first}) == len(first) and {*first} <= {*sequences}
         rows = []
         for s in sequences:
             assert len(s.slots) == len(s.self_blocks) == s.width and not s.pending_chunks
@@ -80,7 +81,7 @@ class Invented:
             for blocks in s.self_blocks:
                 assert len(blocks) * 4 >= min(s.scheduled, s.max_length), "too few blocks for the burst"
                 self._check(blocks, s.tokens[:-1])
-            rows.append(self._run(s, steps, min(drafts, s.max_drafts)))
+            rows.append(self._run(s, steps, min(drafts, s.max_drafts), s in first))
         return FakeBurst(list(sequences), rows, steps, drafts)
 
     def _write(self, blocks, tokens, position):
@@ -94,9 +95,13 @@ class Invented:
         found = [self.slots[s.slot][1][s.prompt_length :] for s in sequences]
         return [[Hypothesis(tokens, [float(t) for t in tokens], 1.0)] for tokens in found]
 
-    def _run(self, s, steps, drafts):
+    def _run(self, s, steps, drafts, has_first):
         _, tokens, code, stops = state = self.slots[s.slot]
         first, accepted = len(tokens), s.num_accepted
+        if has_first:
+            assert s.width == 1 and not s.max_drafts and not code
+            self._check(s.self_blocks[0], tokens)
+            code = self._append(s, tokens, stops)
         for _ in range(steps):
             proposed = min(drafts, s.max_length - len(tokens) - 1)
             if s.width == 1:
@@ -109,11 +114,14 @@ class Invented:
                     break
                 accepted += n > 0
                 self._write(s.self_blocks[0], tokens, len(tokens) - 1) if s.width == 1 else None
-                tokens.append(token_at(s.seed, len(tokens)))
-                code = STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
+                code = self._append(s, tokens, stops)
         state[2] = code
-        new = tokens[first:] + [0] * (steps * (1 + drafts) - len(tokens) + first)
+        new = tokens[first:] + [0] * (steps * (1 + drafts) + has_first - len(tokens) + first)
         return StepOutput(len(tokens), code, new, [float(t) for t in new], num_accepted=accepted)
+
+    def _append(self, s, tokens, stops):
+        tokens.append(token_at(s.seed, len(tokens)))
+        return STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
 
 
 class FakeBurst:
@@ -240,28 +248,92 @@ def chunks_of_each(requests: list[Request], steps_apart: int, **options) -> list
     return [met.get(request_id, []) for request_id in ids]
 
 
-def bursts(slots: int, prompts: int) -> list[tuple[int, int]]:
-    """Returns sequences and steps of each burst, of prompts of which a step computes one."""
-    llm, found = engine(200, slots, 16, True, ALONE, max_prefill_tokens=10), []
-    launch = llm.executor.launch
+def noted_bursts(llm: LLMEngine) -> list[tuple[int, int, int]]:
+    """Sequences of each burst, how many of them have a token of their prefill, and its steps, as they come"""
+    launch, met = llm.executor.launch, []
 
-    def noted(sequences, steps, drafts=0):
-        found.append((len(sequences), steps))
-        return launch(sequences, steps, drafts)
+    def noted(sequences, steps, drafts, *, first):
+        met.append((len(sequences), len(first), steps))
+        return launch(sequences, steps, drafts, first=first)
 
     llm.executor.launch = noted
+    return met
+
+
+def bursts(slots: int, prompts: int) -> list[tuple[int, int, int]]:
+    """Returns what `noted_bursts` does, of prompts of which a step computes one."""
+    llm = engine(200, slots, 16, True, ALONE, max_prefill_tokens=10)
+    found = noted_bursts(llm)
     for first in range(prompts):
-        llm.add(Request((3 + first,) * 11, params=SamplingParams(max_new_tokens=29, seed=1, ignore_eos=True)))
+        llm.add(Request((3 + first,) * 10, params=SamplingParams(max_new_tokens=29, seed=1, ignore_eos=True)))
     while llm.has_work:
         llm.step()
     return found
 
 
 def test_bursts_are_short_while_many_sequences_join():
-    first = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 4), (7, 10), (8, 16)]
+    first = [(1, 1, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1), (5, 1, 1), (6, 1, 4), (7, 1, 10), (8, 1, 16)]
     assert bursts(slots=8, prompts=8)[:8] == first
     # those that wait for a slot do not join
-    assert bursts(slots=2, prompts=8)[:3] == [(1, 1), (2, 16), (2, 13)]
+    assert bursts(slots=2, prompts=8)[:3] == [(1, 1, 0), (2, 1, 16), (2, 0, 12)]
+
+
+PREFILLED = [(1, 1, 0), (1, 0, 4)]  # a sequence, five tokens of it
+STEPPED = [(1, 0, 1), (1, 0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "request_options", "want"),
+    [
+        ({}, {}, PREFILLED),
+        ({"max_prefill_tokens": 4}, {}, PREFILLED),
+        ({"batch_invariant": True}, {}, PREFILLED),
+        ({}, {"max_new_tokens": 1}, PREFILLED[:1]),
+        ({"burst": 1}, {}, [(1, 1, 0), *[(1, 0, 1)] * 4]),
+        ({}, {"prompt": 1}, STEPPED),
+        ({}, {"num_beams": 2}, STEPPED),
+        ({"drafts": 2}, {}, STEPPED),
+        ({"drafts": 2}, {"prompt_lookup_num_tokens": 0}, PREFILLED),
+    ],
+    ids=str,
+)
+def test_a_prompt_gives_the_first_token(options, request_options, want):
+    """Where something of it is computed, for one sequence that does not draft: then no decode step does."""
+    llm = engine(60, 4, **{"burst": 16, "asynchronous": False, "config": ALONE} | options)
+    settings = {"prompt": 10, "max_new_tokens": 5, "seed": 1, "ignore_eos": True} | request_options
+    prompt = tuple(range(10, 10 + settings.pop("prompt")))
+    found = noted_bursts(llm)
+    llm.add(Request(prompt, params=SamplingParams(**settings)))
+    updates = [update for _ in range(40) for update in llm.step()]
+    assert [(n, first, 4 if steps > 1 else steps) for n, first, steps in found][: len(want)] == want
+    if settings.get("num_beams", 1) == 1:
+        num_new = settings["max_new_tokens"]
+        assert [t for u in updates for t in u.token_ids] == [token_at(1, len(prompt) + n) for n in range(num_new)]
+        assert want == STEPPED or len(updates[0].token_ids) == 1
+
+
+def test_a_prompt_that_is_known_gives_no_token():
+    """Of nine tokens eight are known, and the first step takes the last one."""
+    llm = engine(60, 4, 16, False, ALONE)
+    found, params = noted_bursts(llm), SamplingParams(max_new_tokens=5, seed=1, ignore_eos=True)
+    for _ in range(2):
+        llm.add(Request(tuple(range(10, 19)), params=params))
+        while llm.has_work:
+            llm.step()
+    assert found == [*PREFILLED, *STEPPED]
+
+
+def test_who_joins_has_a_token_ahead_of_the_others():
+    llm = engine(200, 8, 16, False, ALONE)
+    params = SamplingParams(max_new_tokens=25, seed=1, ignore_eos=True)
+    first, second = llm.add(Request(tuple(range(10, 20)), params=params)), None
+    found = noted_bursts(llm)
+    for turn in range(3):
+        if turn == 1:
+            second = llm.add(Request(tuple(range(30, 40)), params=params))
+        updates = {update.request_id: len(update.token_ids) for update in llm.step()}
+        assert updates == ({first: 1}, {first: 16, second: 17}, {first: 8, second: 8})[turn]
+    assert found == [(1, 1, 0), (2, 1, 16), (2, 0, 8)] and not llm.has_work
 
 
 @pytest.mark.parametrize("steps_apart", [0, 1, 3])
@@ -304,11 +376,11 @@ def computed(llm: LLMEngine, prompt: list[int], **params) -> int:
 def test_equal_beginnings_are_computed_once():
     llm = engine(60, 4, 4, False, ALONE)
     prompt = list(range(10, 31))
-    assert computed(llm, prompt) == 20
+    assert computed(llm, prompt) == 21
     assert computed(llm, prompt) == 0, "five whole blocks, and the first step takes the last token"
-    assert computed(llm, [*prompt[:10], 9, *prompt[11:]]) == 12, "two blocks of four are equal"
+    assert computed(llm, [*prompt[:10], 9, *prompt[11:]]) == 13, "two blocks of four are equal"
     answer = [token_at(1, p) for p in range(21, 27)]
-    assert computed(llm, [*prompt, *answer[:4], 7, 8]) == 2, "a conversation goes on: six blocks are known"
+    assert computed(llm, [*prompt, *answer[:4], 7, 8]) == 3, "a conversation goes on: six blocks are known"
     assert computed(llm, list(range(40, 61)), num_beams=3) == 20, "beams share their prompt"
     assert computed(llm, list(range(60, 79)), num_beams=3) == 18 + 2 * 2, "but for its last block, which is begun"
 

@@ -9,8 +9,10 @@ from tests import tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor.packing import PackedInputs, PackedTexts
+from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts
 from vlm.executor.slot_upload import SlotUpload, _fields
+from vlm.requests.request import Request
+from vlm.requests.sequence import PrefillChunk, Sequence
 
 CPU = torch.device("cpu")
 
@@ -68,6 +70,20 @@ def test_rows_of_texts(padding_slot):
     assert inputs.positions.tolist() == [0, 1, 2, 0] + [0] * extra
     assert inputs.slots.tolist() == [2, 2, 2, 4] + [9] * extra
     assert inputs.tiles.tolist() == [[0, 0, 3], [3, 3, 4]] and all(part.dtype == torch.int32 for part in inputs)
+
+
+@pytest.mark.parametrize("padding_slot", [None, 9])
+def test_rows_of_prompts(padding_slot):
+    """The rows of two whole prompts' last tokens are named, not that of a chunk which another one follows."""
+    lengths, ends = (3, 5, 2), (3, 4, 2)
+    sequences = [Sequence(n, Request((7,) * n), 40, 0, [7] * n, slots=[n]) for n in lengths]
+    prefills = [(s, PrefillChunk(0, 1, end)) for s, end in zip(sequences, ends, strict=True)]
+    inputs = PackedChunks.from_prefills(prefills).to_device(CPU, padding_slot)
+    extra = 0 if padding_slot is None else len(inputs.token_ids) - 6
+    assert inputs.positions.tolist() == [1, 2, 1, 2, 3, 1] + [0] * extra
+    assert inputs.slots.tolist() == [3, 3, 5, 5, 5, 2] + [9] * extra
+    assert inputs.ends.tolist() == [[1, 3], [5, 2]] + ([] if padding_slot is None else [[0, 9]] * 2)
+    assert len(inputs.tiles) == (3 if padding_slot is None else 4)
 
 
 def test_parts_of_one_copy_begin_where_kernels_were_compiled_for():

@@ -22,9 +22,9 @@ def launched(pipeline, monkeypatch) -> set[tuple[int, bool, int]]:
     """(rows, are they sampled?, drafts) of every burst, as they come"""
     seen, launch = set(), pipeline.llm.executor.launch
 
-    def noted(sequences, steps, drafts):
+    def noted(sequences, steps, drafts, **options):
         seen.add((len(sequences), any(s.request.params.temperature > 0 for s in sequences), drafts))
-        return launch(sequences, steps, drafts)
+        return launch(sequences, steps, drafts, **options)
 
     monkeypatch.setattr(pipeline.llm.executor, "launch", noted)
     return seen
@@ -84,10 +84,10 @@ def test_what_does_not_fit_is_left_out(monkeypatch):
     full = vlm.load("mini-t5", device="cpu")
     launch = full.llm.executor.launch
 
-    def scarce(sequences, steps, drafts):
+    def scarce(sequences, steps, drafts, **options):
         if len(sequences) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return launch(sequences, steps, drafts)
+        return launch(sequences, steps, drafts, **options)
 
     monkeypatch.setattr(full.llm.executor, "launch", scarce)
     warm_up(full)

@@ -25,6 +25,7 @@ class Plan:
     admitted: list[Sequence] = field(default_factory=list)  # to encode
     prefills: list[tuple[Sequence, PrefillChunk]] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)  # rows of the burst, those prefilled in this step included
+    first: list[Sequence] = field(default_factory=list)  # those of them whose prefill gives a token ahead of its steps
     steps: int = 0  # decode steps of the burst
     drafts: int = 0  # tokens proposed for each of its sequences in a step
     preempted: list[Sequence] = field(default_factory=list)
@@ -92,7 +93,12 @@ class Scheduler:
         if not plan.preempted:
             room = self._admit(plan, room)
         plan.running = self._decoding()
-        plan.steps = self._steps(plan, self._num_joining(room))
+        # whoever comes to an idle engine has the first token at once
+        lone = all(s.scheduled == s.prompt_length for s in plan.running)
+        plan.first = [sequence for sequence, chunk in plan.prefills if sequence.ends_with(chunk)]
+        for sequence in plan.first:
+            sequence.scheduled += 1
+        plan.steps = self._steps(plan, self._num_joining(room), lone=lone)
         plan.drafts = drafts_of(plan.running, self.config.num_speculative_tokens)
         for sequence in plan.running:
             sequence.scheduled += most_new(sequence, plan.steps, plan.drafts)
@@ -159,13 +165,13 @@ class Scheduler:
     def _allocate(self, sequence: Sequence) -> bool:
         """Takes blocks for the prompt and the first burst, or for all tokens where none may be recomputed; False, with
         nothing changed, when there are not enough."""
-        width, size = sequence.width, self.config.block_size
-        prompt = len(sequence.tokens) - 1  # the first decode step takes the last token
-        burst = self._most_new(sequence)
-        reach = sequence.max_length if self.config.batch_invariant else len(sequence.tokens) + burst
+        width, size, length = sequence.width, self.config.block_size, len(sequence.tokens)
+        prompt = length - 1  # a decode step takes the last token, unless the chunk ahead of it does
+        hits = self._known(sequence, prompt)
+        num_first = int(self._has_first(sequence, len(hits) * size))
+        reach = sequence.max_length if self.config.batch_invariant else length + num_first + self._most_new(sequence)
         each = self.blocks_for(min(reach, sequence.max_length))
         whole = prompt // size  # blocks that nothing will be added to: beams share them
-        hits = self._known(sequence, prompt)
         need = each - len(hits) + (width - 1) * (each - whole) + (width if width > 1 else 0)
         cross = self.blocks_for(sequence.num_features)
         if need + self.blocks.num_evictable(hits) > self.blocks.available("self") or cross > self.blocks.available(
@@ -182,9 +188,14 @@ class Scheduler:
         sequence.cross_blocks = self.blocks.allocate(cross, "cross")
         begins = [len(hits) * size] + [whole * size] * (width - 1)
         sequence.pending_chunks = [
-            PrefillChunk(beam, begin, prompt) for beam, begin in enumerate(begins) if begin < prompt
+            PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt
         ]
         return True
+
+    def _has_first(self, sequence: Sequence, known: int) -> bool:
+        """Says whether a sequence has its first new token of its prefill: where one is computed, beyond the tokens
+        `known`. A beam search chooses several at once, and a step with drafts may bring more."""
+        return known < len(sequence.tokens) - 1 and sequence.width == 1 and not sequence.max_drafts
 
     def _known(self, sequence: Sequence, prompt: int) -> list[int]:
         """Returns the blocks that hold the beginning of a sequence's prompt already."""
@@ -229,15 +240,15 @@ class Scheduler:
         running = SequenceStatus.RUNNING
         return [s for s in self.running if s.status is running and s.scheduled < s.max_length]
 
-    def _steps(self, plan: Plan, joining: int) -> int:
+    def _steps(self, plan: Plan, joining: int, *, lone: bool) -> int:
         """Returns the steps of the burst: the fewer the more are `joining`, one where they are a third of all, as a
-        step takes about as long for few sequences as for all."""
+        step takes about as long for few sequences as for all. Of the `lone` no more than bring each a token."""
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
-        # whoever comes to an idle engine has the first token at once
-        lone = plan.running and all(s.scheduled == s.prompt_length for s in plan.running)
         running = len(plan.running)
+        if lone:
+            return min(int(len(plan.first) < running), longest)
         burst = self.config.burst * (running - 2 * joining) // max(1, running + joining)
-        return min(1 if lone else max(1, burst), longest)
+        return min(max(1, burst), longest)
 
     def _most_new(self, sequence: Sequence) -> int:
         """Returns how many tokens the next burst may bring, drafts or not."""

@@ -30,8 +30,8 @@ class StepOutput(NamedTuple):
 
 @dataclass
 class DecodeBurst:
-    """A launched burst of so many steps, which bring a sequence N tokens at most: with drafts more than one each. The
-    tensors are on the host once `ready` has passed."""
+    """A launched burst of so many steps, which bring a sequence N tokens at most: with drafts more than one each, and
+    one ahead of them where prompts have just been computed. The tensors are on the host once `ready` has passed."""
 
     sequences: list[Sequence]
     steps: int

@@ -48,6 +48,7 @@ class Executor:
         self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
         padding_slot = self.state.padding_slot
         self.rows = torch.full((2, padding_slot + 1), padding_slot, dtype=torch.int32, device=self.device)
+        self.first_rows = self.rows[0].clone()
         self.beam_rows = BeamRows(padding_slot, self.device)
         self._prompt_embeds: dict[int, Tensor] = {}  # [n, hidden] of sequences, while their prompts are computed
 
@@ -70,7 +71,7 @@ class Executor:
 
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
-        """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
+        """Puts chunks of prompts into the cache."""
         self.state.update_tables(list(dict.fromkeys(s for s, _ in prefills)))
         with self.timer("prefill"):
             for part in batched(prefills, 1 if self.batch_invariant else len(prefills)):
@@ -79,23 +80,24 @@ class Executor:
             self.release(sequence)
 
     @torch.inference_mode()
-    def launch(self, sequences: list[Sequence], steps: int, drafts: int = 0) -> DecodeBurst:
-        """Starts `steps` decode steps of these sequences, with so many `drafts` in each; returns before they are
-        done."""
+    def launch(self, sequences: list[Sequence], steps: int, drafts: int, *, first: list[Sequence]) -> DecodeBurst:
+        """Starts `steps` decode steps of these sequences, with so many `drafts` in each; the `first` of them have a
+        token of their prefill ahead of these. Returns before they are done."""
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
-        plan = SamplingPlan.from_sequences(sequences, drafts)
+        plan, most_new = SamplingPlan.from_sequences(sequences, drafts), steps * (1 + drafts) + bool(first)
         if plan.top:
             self.state.allocate_top()
         if plan.logits:
-            self.logits.begin(sequences, steps * (1 + drafts), self.config.vocab_size, self.state.slots)
-        rows, single = self._rows(sequences)
-        beams = self.beam_rows.fill(sequences, plan) if plan.groups else None
+            self.logits.begin(sequences, most_new, self.config.vocab_size, self.state.slots)
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
-            self.runner.decode(DecodeRows(rows, single, beams, any_adapted(sequences)), plan, steps)
-        return self._fetch(sequences, leaders, start, steps, plan)
+            if first:
+                self._append_first(first)
+            if steps:
+                self._decode(sequences, plan, steps)
+        return self._fetch(sequences, plan, slots=leaders, start=start, steps=steps, most_new=most_new)
 
     def padded_batch_size(self, rows: int) -> int:
         """Returns the rows of a decode step that so many slots take part in: kernels sum in another order in another
@@ -175,21 +177,44 @@ class Executor:
                     self.state.last_prompt_embed[slot] = embeds[last]
 
     # --- decode ---
+    def _append_first(self, sequences: list[Sequence]) -> None:
+        """Appends the tokens that the last prefill has led to."""
+        slots = self._padded([s.slot for s in sequences])
+        rows = self.first_rows[: len(slots)]
+        rows.copy_(torch.tensor(slots, dtype=torch.int32), non_blocking=True)
+        adapted = any_adapted(sequences)
+        self.runner.append_first(DecodeRows(rows, rows, None, adapted), SamplingPlan.from_sequences(sequences))
+
+    def _decode(self, sequences: list[Sequence], plan: SamplingPlan, steps: int) -> None:
+        rows, single = self._rows(sequences)
+        beams = self.beam_rows.fill(sequences, plan) if plan.groups else None
+        self.runner.decode(DecodeRows(rows, single, beams, any_adapted(sequences)), plan, steps)
+
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Returns the slots of a batch, padded with the padding slot; and again without those of beams."""
-        padding_slot = self.state.padding_slot
-        slots = [slot for s in sequences for slot in s.slots]
-        extra = [padding_slot] * (self.padded_batch_size(len(slots)) - len(slots))
-        single = [slot if s.width == 1 else padding_slot for s in sequences for slot in s.slots]
-        rows = self.rows[:, : len(slots) + len(extra)]
-        rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
+        slots = self._padded([slot for s in sequences for slot in s.slots])
+        single = [slot if s.width == 1 else self.state.padding_slot for s in sequences for slot in s.slots]
+        rows = self.rows[:, : len(slots)]
+        rows.copy_(torch.tensor([slots, self._padded(single)], dtype=torch.int32), non_blocking=True)
         return rows[0], rows[1]
 
+    def _padded(self, slots: list[int]) -> list[int]:
+        """Returns the slots of a step's rows, with the padding slot up to a size of batch that steps have."""
+        return slots + [self.state.padding_slot] * (self.padded_batch_size(len(slots)) - len(slots))
+
     def _fetch(
-        self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, plan: SamplingPlan
+        self,
+        sequences: list[Sequence],
+        plan: SamplingPlan,
+        *,
+        slots: Tensor,
+        start: Tensor,
+        steps: int,
+        most_new: int,
     ) -> DecodeBurst:
-        """Starts the copy of a burst's results to the host."""
-        state, drafts, most_new = self.state.slots, self.state.drafts, steps * (1 + plan.drafts)
+        """Starts the copy of a burst's results to the host: of each slot `most_new` tokens, from the place `start`
+        on."""
+        state, drafts = self.state.slots, self.state.drafts
         at = (start[:, None] + torch.arange(most_new, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
         counts = (state.lengths, state.finish, drafts.num_drafted, drafts.num_accepted)
         head = torch.stack([each[slots] for each in counts], 1)

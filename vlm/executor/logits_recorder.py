@@ -69,6 +69,6 @@ class LogitsRecorder:
         if not sequence.num_generated or not parts:
             return None, None
         params, output = sequence.request.params, torch.cat(parts)[: sequence.num_generated]
-        # the prompt's last token goes through the first decode step
+        # what the prompt's last token gives is the output's first
         whole = torch.cat([*context, output[:1]]) if params.return_context_logits else None
         return whole, output if params.return_generation_logits else None

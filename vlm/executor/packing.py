@@ -30,11 +30,12 @@ class PackedInputs(NamedTuple):
     slots: Tensor  # [R]
     axes: Tensor  # [axes, R]: positions of several axes; [0, R] where they have one
     tiles: Tensor  # [T, 3] of texts, [T, 4] of parts of prompts
+    ends: Tensor  # [n, 2]: rows of the last tokens of sequences, and their slots
 
     @classmethod
-    def from_host(cls, device: torch.device, rows: Array, tiles: Array) -> PackedInputs:
-        """Copies rows [3 + axes, R] and tiles to the device at once, without waiting for it."""
-        return cls(*upload([*rows[:3], rows[3:], tiles], device))
+    def from_host(cls, device: torch.device, rows: Array, tiles: Array, ends: Array) -> PackedInputs:
+        """Copies rows [3 + axes, R], tiles and ends to the device at once, without waiting for it."""
+        return cls(*upload([*rows[:3], rows[3:], tiles, ends], device))
 
 
 def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:
@@ -86,7 +87,7 @@ class PackedTexts:
         tiles = tiles_of(self.lengths, **({} if device.type == "cuda" else {"rows": None}))
         padded = padding_slot is not None
         rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
-        return PackedInputs.from_host(device, rows, _tiles(tiles, 3, padded=padded))
+        return PackedInputs.from_host(device, rows, _tiles(tiles, 3, padded=padded), np.empty((0, 2), np.int32))
 
 
 def graph_rows(rows: int) -> int:
@@ -105,13 +106,16 @@ class PackedChunks:
 
     rows: Array  # [3 + axes, R]
     chunks: list[tuple[int, int, int]]  # slot, first position, rows
+    ends: list[tuple[int, int]]  # rows of the last tokens of sequences, and their slots
 
     @classmethod
     def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]]) -> PackedChunks:
         chunks = [(s.slots[chunk.beam], chunk.start, chunk.end - chunk.start) for s, chunk in prefills]
         rows = _rows_of((s.tokens[chunk.start : chunk.end] for s, chunk in prefills), chunks)
         axes = [s.positions.between(chunk.start, chunk.end) for s, chunk in prefills if s.positions is not None]
-        return cls(np.concatenate([rows, np.concatenate(axes, 1)]) if axes else rows, chunks)
+        counts = itertools.accumulate(count for _, _, count in chunks)
+        ends = [(n - 1, s.slot) for n, (s, chunk) in zip(counts, prefills, strict=True) if s.ends_with(chunk)]
+        return cls(np.concatenate([rows, np.concatenate(axes, 1)]) if axes else rows, chunks, ends)
 
     @property
     def num_rows(self) -> int:
@@ -122,7 +126,11 @@ class PackedChunks:
         tiles = prefill_attention.tiles_of(self.chunks, **({} if device.type == "cuda" else {"rows": None}))
         padded = padding_slot is not None
         rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
-        return PackedInputs.from_host(device, rows, _tiles(tiles, 4, padded=padded))
+        whole_tiles = _tiles(tiles, 4, padded=padded)
+        # a chunk has a tile at least: a graph of so many tiles has room for as many ends
+        extra = [(0, padding_slot)] * (len(whole_tiles) - len(self.ends)) if padded else []
+        ends = np.array([*self.ends, *extra], np.int32).reshape(-1, 2)
+        return PackedInputs.from_host(device, rows, whole_tiles, ends)
 
 
 def batched(items: list, size: int) -> list[list]:

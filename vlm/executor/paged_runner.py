@@ -36,6 +36,7 @@ from vlm.ops.paged_kv import KVCache
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
+Step = Callable[[DecodeRows, SamplingPlan], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
@@ -67,6 +68,7 @@ class PagedRunner:
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self.num_stages = num_stages
         self._threads = num_threads()
+        self._last_hidden: Tensor | None = None  # [S, hidden], of each slot the last token that a prefill took
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
         self._prefill_graphs = LaunchBound.of(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
         self._text_graphs = LaunchBound.of(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
@@ -160,7 +162,17 @@ class PagedRunner:
         """Writes prompt rows into the cache; returns their hidden rows [R, hidden]."""
         # a norm of one row alone would not pay for the context
         with norms_ahead(self.device, rounds=True) if self._rounds else nullcontext():
-            return self.decoder(inputs.token_ids, batch)
+            hidden = self.decoder(inputs.token_ids, batch)
+        self._keep_last(hidden, inputs.ends)
+        return hidden
+
+    def _keep_last(self, hidden: Tensor, ends: Tensor) -> None:
+        """Keeps the hidden rows of last tokens out of those of a pass [R, hidden]; `ends` [n, 2] as PackedInputs has
+        them."""
+        if self._last_hidden is None:
+            self._last_hidden = hidden.new_zeros(self.state.padding_slot + 1, hidden.shape[1])
+        rows, slots = ends.long().unbind(1)
+        self._last_hidden[slots] = hidden[rows]
 
     def _prompt_batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
         slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles
@@ -177,16 +189,23 @@ class PagedRunner:
         return PromptEmbeds(result, torch.arange(rows, dtype=torch.int32, device=self.device))
 
     # --- decode ---
+    def append_first(self, rows: DecodeRows, plan: SamplingPlan) -> None:
+        self._run("append first", self._append_first, rows, plan=plan, times=1)
+
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+        self._run("decode", self._step, rows, plan=plan, times=steps)
+
+    def _run(self, what: str, step: Step, rows: DecodeRows, *, plan: SamplingPlan, times: int) -> None:
+        """Runs a step so many times, on CUDA as the graph of its rows."""
         if self.graphs is None:
             with threads_for(len(rows.all) * self._parameters, self._threads):
-                for _ in range(steps):
-                    self._step(rows, plan)
+                for _ in range(times):
+                    step(rows, plan)
             return
-        key = ("decode", len(rows.all), rows.adapted, plan, self._layout(plan))
+        key = (what, len(rows.all), rows.adapted, plan, self._layout(plan))
         if key not in self.graphs:
-            self._capture_step(self.graphs, key, rows, plan)
-        for _ in range(steps):
+            self._capture(self.graphs, key, rows, lambda: step(rows, plan))
+        for _ in range(times):
             self.graphs.run(key)
 
     def dummy_step(self, rows: int) -> None:
@@ -197,15 +216,22 @@ class PagedRunner:
         """Returns the sizes of the buffers that a step works on and that may be others by the next one."""
         return (*self.state.layout(bool(plan.processing.rules)), *(self.sampler.logits.layout if plan.logits else ()))
 
-    def _capture_step(self, graphs: GraphPool, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
+    def _capture(self, graphs: GraphPool, key: tuple, rows: DecodeRows, step: Callable[[], None]) -> None:
         """Captures over padding rows: what is run before a capture must not advance a sequence."""
         slots = [rows.all, rows.single] + ([rows.beams.slots] if rows.beams else [])
         copies = [x.clone() for x in slots]
         for x in slots:
             x.fill_(self.state.padding_slot)
-        graphs.capture(key, lambda: self._step(rows, plan))
+        graphs.capture(key, step)
         for x, values in zip(slots, copies, strict=True):
             x.copy_(values)
+
+    def _append_first(self, rows: DecodeRows, plan: SamplingPlan) -> None:
+        """Appends a token to every row: its last one's hidden row -> logits -> choice -> append -> stop checks."""
+        assert self._last_hidden is not None
+        slots = rows.all.long()
+        batch = self._batch(rows.all, self.state.slots.lengths[slots] - 1, adapted=rows.adapted)
+        self.sampler.sample(self.decoder.logits(self._last_hidden[slots], batch), rows, plan)
 
     def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Appends a token to every row, more where drafts are right: embedding -> layers -> logits -> choice -> append
@@ -285,11 +311,11 @@ def _replay(
     """Runs a pass as the graph of its shapes, which takes tensors one after the other."""
 
     def run_on(
-        token_ids: Tensor, positions: Tensor, slots: Tensor, axes: Tensor, tiles: Tensor, rows: Tensor | None = None,
-        index: Tensor | None = None,
+        token_ids: Tensor, positions: Tensor, slots: Tensor, axes: Tensor, tiles: Tensor, ends: Tensor,
+        rows: Tensor | None = None, index: Tensor | None = None,
     ) -> None:  # fmt: skip
         embeds = None if rows is None or index is None else PromptEmbeds(rows, index)
-        run(PackedInputs(token_ids, positions, slots, axes, tiles), embeds)
+        run(PackedInputs(token_ids, positions, slots, axes, tiles, ends), embeds)
 
     tensors = (*inputs, *(prompt_embeds or ()))
     graphs.replay((*what, *map(len, tensors)), run_on, *tensors)

@@ -34,7 +34,11 @@ class Runner(Protocol):
         follows theirs is padding."""
 
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
-        """Puts chunks of prompts into the cache."""
+        """Puts chunks of prompts into the cache, and keeps what `append_first` takes of sequences' last tokens."""
+
+    def append_first(self, rows: DecodeRows, plan: SamplingPlan) -> None:
+        """Appends to every row the token that follows its last one, which the last prefill has computed; none is a
+        beam."""
 
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
         """Takes every row `steps` tokens further, without a look at what they are."""

@@ -125,6 +125,9 @@ class SlotRunner:
                     self.cache.write(name, slot, own[:, : sequence.num_features])
 
     # --- decode ---
+    def append_first(self, rows: DecodeRows, plan: SamplingPlan) -> None:
+        self.sampler.sample(self._logits_of[rows.all.long()], rows, plan)
+
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
         slots = rows.all[rows.all != self.state.padding_slot]
         first, end = int(slots.min()), int(slots.max()) + 1

@@ -48,7 +48,7 @@ class SamplingParams(SamplingOptions):
 
     @cached_property
     def returns_logits(self) -> bool:
-        # the prompt's last token is that of the first step
+        # those of the prompt's last token are the output's first
         return self.return_generation_logits or self.return_context_logits
 
     @cached_property

@@ -119,6 +119,10 @@ class Sequence:
     def num_generated(self) -> int:
         return len(self.tokens) - self.prompt_length
 
+    def ends_with(self, chunk: PrefillChunk) -> bool:
+        """Says whether a chunk has its last token, too: the next one follows from the chunk's pass."""
+        return chunk.end == len(self.tokens)
+
     @property
     def queued(self) -> bool:
         """Says whether it waits, for the first time or again."""
