@@ -71,10 +71,10 @@ def test_full_passes_give_the_same_tokens(model, tmp_path, monkeypatch):
     on_gpu = RuntimeConfig.on
     monkeypatch.setattr(RuntimeConfig, "on", lambda config, _: on_gpu(config, "cuda"))
     full = Pipeline(engine, RuntimeConfig(device="cpu", batch_invariant=True, max_prefill_tokens=50))
-    rows, launch = set(), full.llm.executor.runner.decode
-    monkeypatch.setattr(
-        full.llm.executor.runner, "decode", lambda all_, *more: rows.add(len(all_.all)) or launch(all_, *more)
-    )
+    rows, runner = set(), full.llm.executor.runner
+    for name in ("decode", "append_first"):
+        run = getattr(runner, name)
+        monkeypatch.setattr(runner, name, lambda all_, *more, run=run: rows.add(len(all_.all)) or run(all_, *more))
     for steps_apart in (0, 2):
         assert [tokens(each) for each in logits_of(full, inputs, steps_apart)] == want
     assert rows == {11} and full.llm.scheduler.blocks.balanced

@@ -141,12 +141,13 @@ def test_stages_compute_parts_of_a_pass_at_a_time(name, tmp_path, parts):
 
 
 def test_parts_of_prompts_that_end_in_an_image(tmp_path, parts):
-    """The first decode step takes its last row, of each sequence another one."""
+    """A prefill takes its last row, or a search's first decode step, of each sequence another one."""
 
     def read(pipe: Pipeline) -> list[list[int]]:
         rows = range(pipe.config.vocab_size, pipe.config.vocab_size + pipe.processor.vision.num_features)
         turned = [given | {pipe.capabilities.id_field: [7, 9, *rows]} for given in inputs_of(pipe)]
-        return [out.token_ids for out in pipe.generate(turned, max_new_tokens=8, ignore_eos=True)]
+        settings = {"max_new_tokens": 8, "ignore_eos": True}
+        return [out.token_ids for beams in (1, 2) for out in pipe.generate(turned, num_beams=beams, **settings)]
 
     engine = engine_dir(MODELS["llava"](), tmp_path)
     expected = read(Pipeline(engine, CPU))
