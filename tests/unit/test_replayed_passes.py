@@ -1,0 +1,68 @@
+"""What passes and steps do as graphs: over inputs at one address, of the shapes and sizes that their key says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.engines import engine_dir
+from tests.families import MODELS, inputs_of
+from vlm.api.pipeline import Pipeline
+from vlm.config import RuntimeConfig
+
+
+class Replayed:
+    """Stands where a GraphPool does: runs again what a graph would hold."""
+
+    def __init__(self) -> None:
+        self.passes: dict[tuple, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {}
+
+    def __contains__(self, key: tuple) -> bool:
+        return key in self.passes
+
+    def replay(self, key: tuple, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        if key not in self:
+            self.capture(key, function, *inputs)
+        return self.run(key, *inputs)
+
+    def run(self, key: tuple, *inputs: Tensor) -> Any:
+        function, static = self.passes[key]
+        for target, source in zip(static, inputs, strict=True):
+            assert target.shape == source.shape
+            target.copy_(source)
+        return function(*static)
+
+    def capture(self, key: tuple, function: Callable[..., Any], *inputs: Tensor) -> None:
+        self.passes[key] = function, tuple(x.clone() for x in inputs)
+        function(*self.passes[key][1])
+
+
+def images_last(pipe: Pipeline, inputs: list[dict]) -> list[dict]:
+    """The same inputs, of prompts that end in the rows of their image, where one may."""
+    if pipe.processor.vision is None:
+        return []
+    rows = range(pipe.config.vocab_size, pipe.config.vocab_size + pipe.processor.vision.num_features)
+    return [given | {pipe.capabilities.id_field: [7, 9, *rows]} for given in inputs]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_prefill_tokens": 7, "block_size": 4}, {"max_batch_size": 3}], ids=str)
+@pytest.mark.parametrize("name", ["llama", "llava", "mbart"])
+def test_tokens_are_those_of_eager_passes(name, options, tmp_path):
+    """Twice: the second time graphs are there, and what of prompts is known has none."""
+    engine = engine_dir(MODELS[name](), tmp_path, max_batch_size=9)
+    eager = Pipeline(engine, RuntimeConfig(device="cpu"))
+    inputs = inputs_of(eager)
+    inputs += images_last(eager, inputs)
+    pipe, pool = Pipeline(engine, RuntimeConfig(device="cpu", burst=4, **options)), Replayed()
+    pipe.llm.executor.runner.graphs = pool
+    for settings in ({}, {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2}, {"num_beams": 2}):
+        want, *found = (
+            [out.token_ids for out in each.generate(inputs, max_new_tokens=12, ignore_eos=True, **settings)]
+            for each in (eager, pipe, pipe)
+        )
+        assert found == [want, want]
+    kinds = {key[0] for key in pool.passes}
+    assert kinds == ({"encode texts", "decode"} if name == "mbart" else {"prefill", "append first", "decode"})
