@@ -1,10 +1,12 @@
-"""Flash attention of a prompt over the paged cache: a program per (tile of query rows, head).
+"""Flash attention of a prompt over the paged cache: a program per tile of query rows, and head or two.
 
 Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Whole
 tiles of keys that all of a tile's rows see have a loop of their own, in which nothing is masked.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -63,13 +65,13 @@ def _attended(
     q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
     begin, stop, position, end, block_stride, scale_stride, MOST,
     DIM: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr,
-    CAP: tl.constexpr, REACH: tl.constexpr, MASKED: tl.constexpr,
+    CAP: tl.constexpr, REACH: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Returns the highest scores [M, 1], the sums of weights [M, 1], those of values [M, D] divided by `unit`, and the
     unit, with the tiles of keys from `begin` up to `stop`; MASKED: some rows may not see some of these keys."""
     M: tl.constexpr = q.shape[0]
     D: tl.constexpr = q.shape[1]
-    d, here = tl.arange(0, D), position + tl.arange(0, M)
+    d, here = tl.arange(0, D), position + tl.arange(0, M) % TILE
     for first in range(begin, stop, N):
         n = first + tl.arange(0, N)
         there = n < end
@@ -115,24 +117,25 @@ def _attend(
     scale, q_row, block_stride, head_stride, scale_stride, table_stride, MOST,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr, CAP: tl.constexpr,
-    REACH: tl.constexpr,
+    REACH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     # the longest tiles first: they take the most time
-    tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    tile, first_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1) * (M // TILE)
     row, count = tl.load(tiles_ptr + tile * 4), tl.load(tiles_ptr + tile * 4 + 1)
     table = tables_ptr + tl.load(tiles_ptr + tile * 4 + 2) * table_stride
     position = tl.load(tiles_ptr + tile * 4 + 3)
-    m = tl.arange(0, M)
+    # rows of the first head, then those of the next one, that has the same keys
+    m, head = tl.arange(0, M) % TILE, first_head + tl.arange(0, M) // TILE
     d = tl.arange(0, D)
     asks = (m < count)[:, None] & (d < DIM)[None, :]
-    q_at = (row + m)[:, None].to(tl.int64) * q_row + head * DIM + d[None, :]
+    q_at = ((row + m).to(tl.int64) * q_row + head * DIM)[:, None] + d[None, :]
     q = tl.load(q_ptr + q_at, mask=asks, other=0.0)
     if QUANTIZED:
         q, scale = query_for_8_bits(q, scale, q_ptr.dtype.element_ty)
-    kv_head = head // GROUP
+    kv_head = first_head // GROUP
     keys_ptr, values_ptr = keys_ptr + kv_head * head_stride, values_ptr + kv_head * head_stride
     key_scales_ptr, value_scales_ptr = key_scales_ptr + kv_head * BLOCK, value_scales_ptr + kv_head * BLOCK
-    bias_ptr += head * (2 * MOST + 1)
+    bias_ptr += first_head * (2 * MOST + 1)
     # no infinity, of which differences are no numbers: a row may see no key of the first tile
     highest, total = tl.full([M, 1], -1e30, tl.float32), tl.zeros([M, 1], tl.float32)
     acc, unit = tl.zeros([M, D], tl.float32), 1.0
@@ -147,32 +150,47 @@ def _attend(
         highest, total, acc, unit = _attended(
             q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table,
             bias_ptr, low, near, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP,
-            REACH, True,
+            REACH, TILE, True,
         )  # fmt: skip
         low = near
     highest, total, acc, unit = _attended(
         q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
-        low, whole, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, False,
+        low, whole, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, TILE,
+        False,
     )  # fmt: skip
     highest, total, acc, unit = _attended(
         q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
-        whole, end, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, True,
+        whole, end, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, TILE,
+        True,
     )  # fmt: skip
     if QUANTIZED:
         acc *= unit
-    out = out_ptr + (row + m)[:, None].to(tl.int64) * (HEADS * DIM) + head * DIM + d[None, :]
+    out = out_ptr + ((row + m).to(tl.int64) * (HEADS * DIM) + head * DIM)[:, None] + d[None, :]
     tl.store(out, (acc / total).to(out_ptr.dtype.element_ty), mask=asks)
 
 
-def num_warps(dtype: torch.dtype) -> int:
-    """Returns how many warps a program has: more where products are no tensor cores' and take registers."""
-    return 8 if dtype is torch.float32 else 4
+class Shape(NamedTuple):
+    """How a program works: heads of queries that share keys and values, tiles of keys, warps, Triton's stages."""
+
+    together: int
+    keys: int
+    warps: int
+    stages: int
 
 
-def stages(kv: PagedKV) -> int:
-    """Returns Triton's stages, of which it leaves half of those between loads and products to the blocks' numbers, that
-    keys and values wait for: with 3, a tile was copied no earlier than just ahead of its product."""
-    return 2 * num_stages(kv.keys.shape[3], kv.keys.dtype) - 1
+TOGETHER = Shape(together=2, keys=128, warps=8, stages=3)
+
+
+def shape_of(q: Tensor, kv: PagedKV, bias: Tensor | None) -> Shape:
+    """Returns the shape of programs for these rows. Of two heads that share keys of 8 bits these are unpacked once: an
+    H200 takes 4.8 ms instead of 5.8 for 32 prompts of 2,700 tokens, but in 16 bits 3.0 instead of 2.8."""
+    dim, dtype = kv.keys.shape[3], kv.keys.dtype
+    are_pairs = (q.shape[1] // kv.keys.shape[1]) % 2 == 0 and bias is None
+    if kv.is_quantized and are_pairs and dim <= 128 and q.dtype is not torch.float32:
+        return TOGETHER
+    # Triton leaves half of the stages between loads and products to the blocks' numbers, that keys and values wait for:
+    # with 3, a tile was copied no earlier than just ahead of its product
+    return Shape(1, TILE_KEYS, 8 if q.dtype is torch.float32 else 4, 2 * num_stages(dim, dtype) - 1)
 
 
 def prefill_attention(
@@ -188,12 +206,13 @@ def prefill_attention(
     assert q.stride(1) == dim and q.stride(2) == 1, "heads of a row must be contiguous"
     assert bias is None or bias.is_contiguous()
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    _attend[(len(tiles), heads)](
+    shape = shape_of(q, kv, bias)
+    _attend[(len(tiles), heads // shape.together)](
         q, kv.keys, kv.values, *kernel_scales(kv), tables, tiles, tiles if bias is None else bias, out,
         product_scale(scale, variant), q.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv),
         tables.stride(0), 0 if bias is None else bias.shape[1] // 2,
         HEADS=heads, GROUP=heads // kv.keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
-        BLOCK=kv.block_size, M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, QUANTIZED=kv.is_quantized,
-        num_warps=num_warps(q.dtype), num_stages=stages(kv), **constants(variant),
+        BLOCK=kv.block_size, M=shape.together * TILE_ROWS, TILE=TILE_ROWS, N=shape.keys, BIAS=bias is not None,
+        QUANTIZED=kv.is_quantized, num_warps=shape.warps, num_stages=shape.stages, **constants(variant),
     )  # fmt: skip
     return out
