@@ -72,11 +72,11 @@ COMMANDS = (
         for mapping in MAPPINGS
         for arch, kind, _, lengths in SPLIT
     ),
-    ("llava-1.5-7b-quantized", 480,
+    ("llava-1.5-7b-quantized", 330,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 "
      "--backend torch,torch-int4,torch-int8,torch-fp8 --batch-size 1 --input-output-len 32,128 "
      "--repeats 3 --profile --no-hf"),
-    ("llava-1.5-7b-fp8-batch-32", 300,
+    ("llava-1.5-7b-fp8-batch-32", 160,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 --backend torch,torch-fp8+kv-fp8 "
      "--batch-size 32 --input-output-len 32,128 --repeats 3 --profile --no-hf"),
     ("flan-t5-xl-int8", 100,
@@ -92,7 +92,7 @@ COMMANDS = (
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 32;64;128 "
      "--input-output-len 440,128 --min-input-len 260 --hf-new-tokens 32 --repeats 5 "
      "--profile"),
-    ("flan-t5-xl-260-440", 150,
+    ("flan-t5-xl-260-440", 90,
      "text --arch flan-t5-xl --random-weights --dtype bfloat16 --batch-size 32;64;128 "
      "--input-output-len 440,128 --min-input-len 260 --no-hf --repeats 5 --profile"),
     ("t5-small-batch-128", 70,
@@ -141,13 +141,13 @@ COMMANDS = (
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --batch-size 1;64 "
      "--input-output-len 16,800 --image-size 1190x1540 --hf-batch-size 4 --hf-new-tokens 64 "
      "--repeats 3 --profile"),
-    ("lightonocr-1b-fp8", 240,
+    ("lightonocr-1b-fp8", 160,
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --backend torch-fp8+kv-fp8 --batch-size 64 "
      "--input-output-len 16,800 --image-size 1190x1540 --no-hf --repeats 3 --profile"),
-    ("qwen2.5-vl-3b-640x360", 220,
+    ("qwen2.5-vl-3b-640x360", 150,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3 --profile"),
-    ("qwen2.5-vl-3b-1920x1080", 300,
+    ("qwen2.5-vl-3b-1920x1080", 210,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,128 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "
      "--repeats 3 --profile"),

@@ -1,7 +1,8 @@
 """Flash attention of a prompt over the paged cache: a program per tile of query rows, and head or two.
 
 Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Whole
-tiles of keys that all of a tile's rows see have a loop of their own, in which nothing is masked.
+tiles of keys that all of a tile's rows see have a loop of their own, in which nothing is masked; not in float32, whose
+loops take a GPU's compiler long.
 """
 
 from __future__ import annotations
@@ -93,8 +94,7 @@ def _attended(
         if BIAS:
             far = tl.minimum(tl.maximum(n[None, :] - here[:, None], -MOST), MOST)
             scores += tl.load(bias_ptr + MOST + far) * 1.4426950408889634
-        # a branch of float32 also where it is never taken: products that none parts spill registers
-        if (MASKED or q.dtype == tl.float32) and first + N > position:
+        if MASKED and first + N > position:
             scores = tl.where(n[None, :] <= here[:, None], scores, -float("inf"))
         if MASKED and REACH >= 0:
             scores = tl.where(here[:, None] - n[None, :] <= REACH, scores, -float("inf"))
@@ -117,7 +117,7 @@ def _attend(
     scale, q_row, block_stride, head_stride, scale_stride, table_stride, MOST,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr, CAP: tl.constexpr,
-    REACH: tl.constexpr, TILE: tl.constexpr,
+    REACH: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     # the longest tiles first: they take the most time
     tile, first_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1) * (M // TILE)
@@ -143,24 +143,26 @@ def _attend(
     low = 0
     if REACH >= 0:
         low = tl.maximum(position - REACH, 0) // BLOCK * BLOCK
-    whole = low + (position + 1 - low) // N * N  # the key after the last tile that every row sees all of
-    if REACH >= 0:
-        near = low + tl.cdiv(tl.maximum(end - 1 - REACH - low, 0), N) * N  # the first tile within every row's window
-        whole = tl.maximum(whole, near)
+    if WHOLE:
+        whole = low + (position + 1 - low) // N * N  # the key after the last tile that every row sees all of
+        if REACH >= 0:
+            near = low + tl.cdiv(tl.maximum(end - 1 - REACH - low, 0), N) * N  # the first tile in every row's window
+            whole = tl.maximum(whole, near)
+            highest, total, acc, unit = _attended(
+                q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table,
+                bias_ptr, low, near, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED,
+                CAP, REACH, TILE, True,
+            )  # fmt: skip
+            low = near
         highest, total, acc, unit = _attended(
             q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table,
-            bias_ptr, low, near, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP,
-            REACH, TILE, True,
+            bias_ptr, low, whole, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP,
+            REACH, TILE, False,
         )  # fmt: skip
-        low = near
+        low = whole
     highest, total, acc, unit = _attended(
         q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
-        low, whole, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, TILE,
-        False,
-    )  # fmt: skip
-    highest, total, acc, unit = _attended(
-        q, scale, highest, total, acc, unit, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table, bias_ptr,
-        whole, end, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, TILE,
+        low, end, position, end, block_stride, scale_stride, MOST, DIM, BLOCK, N, BIAS, QUANTIZED, CAP, REACH, TILE,
         True,
     )  # fmt: skip
     if QUANTIZED:
@@ -170,27 +172,30 @@ def _attend(
 
 
 class Shape(NamedTuple):
-    """How a program works: heads of queries that share keys and values, tiles of keys, warps, Triton's stages."""
+    """How a program works: heads of queries that share keys and values, tiles of keys, warps, Triton's stages, whether
+    whole tiles have a loop of their own."""
 
     together: int
     keys: int
     warps: int
     stages: int
+    whole: bool
 
 
-TOGETHER = Shape(together=2, keys=128, warps=8, stages=3)
+TOGETHER = Shape(together=2, keys=128, warps=8, stages=3, whole=True)
 
 
 def shape_of(q: Tensor, kv: PagedKV, bias: Tensor | None) -> Shape:
     """Returns the shape of programs for these rows. Of two heads that share keys of 8 bits these are unpacked once: an
     H200 takes 4.8 ms instead of 5.8 for 32 prompts of 2,700 tokens, but in 16 bits 3.0 instead of 2.8."""
-    dim, dtype = kv.keys.shape[3], kv.keys.dtype
+    dim, dtype, is_float32 = kv.keys.shape[3], kv.keys.dtype, q.dtype is torch.float32
     are_pairs = (q.shape[1] // kv.keys.shape[1]) % 2 == 0 and bias is None
-    if kv.is_quantized and are_pairs and dim <= 128 and q.dtype is not torch.float32:
+    if kv.is_quantized and are_pairs and dim <= 128 and not is_float32:
         return TOGETHER
     # Triton leaves half of the stages between loads and products to the blocks' numbers, that keys and values wait for:
     # with 3, a tile was copied no earlier than just ahead of its product
-    return Shape(1, TILE_KEYS, 8 if q.dtype is torch.float32 else 4, 2 * num_stages(dim, dtype) - 1)
+    stages = 2 * num_stages(dim, dtype) - 1
+    return Shape(1, TILE_KEYS, 8 if is_float32 else 4, stages, whole=not (is_float32 and q.is_cuda))
 
 
 def prefill_attention(
@@ -213,6 +218,7 @@ def prefill_attention(
         tables.stride(0), 0 if bias is None else bias.shape[1] // 2,
         HEADS=heads, GROUP=heads // kv.keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
         BLOCK=kv.block_size, M=shape.together * TILE_ROWS, TILE=TILE_ROWS, N=shape.keys, BIAS=bias is not None,
-        QUANTIZED=kv.is_quantized, num_warps=shape.warps, num_stages=shape.stages, **constants(variant),
+        QUANTIZED=kv.is_quantized, WHOLE=shape.whole, num_warps=shape.warps, num_stages=shape.stages,
+        **constants(variant),
     )  # fmt: skip
     return out
