@@ -3,9 +3,11 @@ norms that wait for such a product."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from triton import knobs
 import vlm
 from vlm.ops import add_rms_norm
 from vlm.ops.activation import Activation
-from vlm.ops.kernels import gemv, nvrtc
+from vlm.ops.kernels import add_lora, gemv, nvrtc
 from vlm.ops.kernels.norms_ahead import LAYER_NORM, NO_NORM, RMS_NORM, Norm, NormsAhead
 from vlm.ops.norms_ahead import norms_ahead
 
@@ -167,6 +169,23 @@ def test_an_error_leaves_none_behind_and_threads_have_their_own(waiting):
         assert seen == [None] and not waiting
         before_any_kernel()
         assert len(waiting) == 1
+
+
+def test_a_branch_of_a_graph_begins_behind_what_waits(waiting, monkeypatch):
+    """And not with it: whoever reads the norm beside the branch would not wait for it."""
+    events = []
+    stream = SimpleNamespace(wait_stream=lambda other: events.append(len(waiting)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(add_lora, "_side_stream", lambda index: stream)
+    x, gain = torch.randn(2, 1, 64).unbind()
+    with NormsAhead():
+        later(x, None, gain, 1e-5)
+        with add_lora._beside(torch.device("cuda")) as join:
+            assert events == [1]
+        join()
+    assert events == [1, 1] and len(waiting) == 1
 
 
 def test_a_network_s_tokens_do_not_depend_on_when_norms_are_computed(waiting, monkeypatch):

@@ -348,10 +348,10 @@ __device__ __forceinline__ float sum_of_warps(u32 from) {
     return sum_of_warps(from, [](float value, int) { return value; });
 }
 
-// One by the root of the mean square, out of the warps' sums.
+// One over the root of the mean square, out of the warps' sums.
 __device__ __forceinline__ float inverse_root(u32 scratch, float eps) { return rsqrtf(sum_of_warps(scratch) / INPUTS + eps); }
 
-// The mean, and one by the deviation, out of the warps' sums and their squares of differences from their own means,
+// The mean, and one over the deviation, out of the warps' sums and their squares of differences from their own means,
 // `scratch` [2, WARPS] (Chan, Golub, LeVeque, 1979).
 __device__ __forceinline__ void merge_statistics(u32 scratch, float eps, float& mean, float& by) {
     mean = sum_of_warps(scratch) / INPUTS;
