@@ -7,7 +7,8 @@
     python benchmarks/gpu_session.py --budget 560 --out results --gpus 4          on four GPUs
     python benchmarks/gpu_session.py --build --engines engines --gpus 4           only the engines that they need
 
-With several GPUs, those that need the most come first, each on GPUs that no other one has meanwhile. Engines that take
+With several GPUs, those that need the most come first, each on GPUs, and their share of the cores, that no other one
+has meanwhile. Engines that take
 minutes to make are made before, side by side, and deleted when nothing needs them any more; in a folder of `--engines`
 they stay, and those that lie there are taken as they are. Each is a `vlm bench` command of its own, whose result is
 written to `results/NAME.json` as soon as it is there, what it printed to `results/NAME.log`. One that fails stops none
@@ -330,7 +331,8 @@ class Session:
             return Outcome(each.name, "failed", says="its engine could not be made")
         if self.end - time.monotonic() < each.seconds:
             return Outcome(each.name, "no time left")
-        places = {"out": self.out, "visible": visible, "folder": self.engines.folder}
+        cores = _cores([self.numbers.index(number) for number in visible.split(",")], len(self.numbers))
+        places = {"out": self.out, "visible": visible, "cores": cores, "folder": self.engines.folder}
         outcome = _run(each, **places)
         left, alone = self.end - time.monotonic(), each.command.startswith(ALONE) or WITHOUT_HF in each.command
         if outcome.status != "failed" or alone or left < each.seconds:
@@ -350,6 +352,13 @@ def _numbers(gpus: int) -> list[str]:
     """Returns the GPUs' numbers: the first ones, of those that CUDA_VISIBLE_DEVICES names where it does."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",")[:gpus] if named else [str(number) for number in range(gpus)]
+
+
+def _cores(places: list[int], count: int) -> set[int]:
+    """Returns the cores for GPUs at these places of so many: each has an equal share of those that there are."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // count)
+    return {core for place in places for core in cores[place * each : (place + 1) * each]} or set(cores)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -399,9 +408,9 @@ def _wanted(names: list[str], after: str) -> list[Measurement]:
     return [each for each in known[first:] if not names or each.name.startswith(tuple(names))]
 
 
-def _run(each: Measurement, *, out: Path, visible: str, folder: Path) -> Outcome:
-    """Runs one command in the folder of engines, which sees the GPUs of these numbers. Its result has the name that is
-    looked for once it is whole."""
+def _run(each: Measurement, *, out: Path, visible: str, cores: set[int], folder: Path) -> Outcome:
+    """Runs one command in the folder of engines, on these cores, which sees the GPUs of these numbers. Its result has
+    the name that is looked for once it is whole."""
     part, log = out / f"{each.name}.json.part", out / f"{each.name}.log"
     print(f"\n$ vlm bench {_shown(each.command)}", flush=True)
     began = time.monotonic()
@@ -415,6 +424,8 @@ def _run(each: Measurement, *, out: Path, visible: str, folder: Path) -> Outcome
             cwd=folder,
             env=os.environ | {"TMPDIR": scratch, "CUDA_VISIBLE_DEVICES": visible},
         )
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            os.sched_setaffinity(process.pid, cores)
         try:
             status = "ran" if process.wait(timeout=each.seconds) == 0 else "failed"
         except subprocess.TimeoutExpired:

@@ -149,6 +149,17 @@ def test_one_that_fails_stops_none_of_the_others(session, tmp_path, monkeypatch,
     assert "a: failed, " in shown and ": vlm: this is failing" in shown and "$ vlm bench memory --no-hf" in shown
 
 
+def test_each_gpu_has_its_share_of_the_cores(script, session, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(script.os, "sched_setaffinity", lambda pid, cores: pinned.append(cores))
+    monkeypatch.setattr(script.os, "sched_getaffinity", lambda pid: set(range(1, 10)))
+    commands = [("a", 50, "fine"), ("b", 50, "fine"), ("c", 50, "fine --tp-size 2")]
+    assert session(commands, "--gpus", "4")[0] == 0
+    pinned.remove({1, 2, 3, 4})
+    assert len(pinned) == 2 and all(cores in ({1, 2}, {3, 4}, {5, 6}, {7, 8}) for cores in pinned)
+    assert script._cores([11], 12) == set(range(1, 10))  # there are fewer cores
+
+
 def test_several_gpus_take_turns(script, session, monkeypatch):
     """Those that need two come first and see both; each of the others sees one."""
     seen = []
