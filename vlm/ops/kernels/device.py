@@ -19,6 +19,12 @@ def num_processors(device: torch.device) -> int:
     return device_properties(device.index).multi_processor_count
 
 
+def num_warps(dtype: torch.dtype) -> int:
+    """Returns how many warps attend with a tile of 64 rows: more in float32, of which four keep thousands of numbers
+    outside their registers, as its products are not the tensor cores'."""
+    return 8 if dtype is torch.float32 else 4
+
+
 def num_stages(width: int, dtype: torch.dtype) -> int:
     """Returns how many tiles of 64 keys and values of so many numbers a kernel may have under way, in 160 KB of shared
     memory."""

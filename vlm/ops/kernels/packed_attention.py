@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
-from vlm.ops.kernels.device import num_stages
+from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.jit import jit
 from vlm.ops.tiles import TILE_ROWS
 
@@ -137,6 +137,6 @@ def packed_attention(
         product_scale(scale, variant), q.stride(0), k.stride(0), v.stride(0), 0 if bias is None else bias.shape[1] // 2,
         HEADS=heads, GROUP=heads // k.shape[1], DIM=dim, D=width, REST=rest, M=TILE_ROWS, N=TILE_KEYS,
         BIAS=bias is not None, AHEAD=-1 if variant.reach_ahead is None else variant.reach_ahead,
-        num_warps=4, num_stages=num_stages(dim, q.dtype), **constants(variant),
+        num_warps=num_warps(q.dtype), num_stages=num_stages(dim, q.dtype), **constants(variant),
     )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
-from vlm.ops.kernels.device import num_stages
+from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
@@ -195,7 +195,7 @@ def shape_of(q: Tensor, kv: PagedKV, bias: Tensor | None) -> Shape:
     # Triton leaves half of the stages between loads and products to the blocks' numbers, that keys and values wait for:
     # with 3, a tile was copied no earlier than just ahead of its product
     stages = 2 * num_stages(dim, dtype) - 1
-    return Shape(1, TILE_KEYS, 8 if is_float32 else 4, stages, whole=not (is_float32 and q.is_cuda))
+    return Shape(1, TILE_KEYS, num_warps(q.dtype), stages, whole=not (is_float32 and q.is_cuda))
 
 
 def prefill_attention(
