@@ -8,13 +8,12 @@
     python benchmarks/gpu_session.py --build --engines engines --gpus 4           only the engines that they need
 
 With several GPUs, those that need the most come first, each on GPUs, and their share of the cores, that no other one
-has meanwhile. Engines that take
-minutes to make are made before, side by side, and deleted when nothing needs them any more; in a folder of `--engines`
-they stay, and those that lie there are taken as they are. Each is a `vlm bench` command of its own, whose result is
-written to `results/NAME.json` as soon as it is there, what it printed to `results/NAME.log`. One that fails stops none
-of the others; where Hugging Face took part it is run again without it. A command starts where its seconds are left, and
-is ended when they are over; shorter ones further down take what is left. `results/summary.json` says what ran, what
-failed and what had no time.
+has meanwhile. Engines that take minutes to make are made before, side by side, and deleted when nothing needs them any
+more; in a folder of `--engines` they stay, and those that lie there are taken as they are. Each is a `vlm bench`
+command of its own, whose result is written to `results/NAME.json` as soon as it is there, what it printed to
+`results/NAME.log`. One that fails stops none of the others; where Hugging Face took part it is run again without it. A
+command starts where its seconds are left, and is ended when they are over; shorter ones further down take what is left.
+`results/summary.json` says what ran, what failed and what had no time.
 """
 
 from __future__ import annotations

@@ -280,6 +280,8 @@ def _check_prefill(
     # a GPU has no registers for it in float32, and takes it in 16 bits
     if kv.is_quantized and bias is None and heads // kv.keys.shape[1] % 2 == 0 and rows > 99 and device.type == "cpu":
         shapes = [prefill_kernel.TOGETHER]
+    if rows > 99 and dtype is torch.float32:  # one loop is what a GPU has there
+        shapes.append(shapes[0]._replace(whole=False))
     for variant in variants:
         options = (dim**-0.5, bias, variant)
         want = prefill_op.reference(q, kv, tables, whole, *options)

@@ -113,7 +113,9 @@ class LLMEngine:
             self._at_work = [sequence for sequence, _ in plan.prefills]
             self.executor.prefill(plan.prefills)
         self._at_work = plan.running
-        burst = self._launch(plan) if plan.running else None
+        burst = None
+        if plan.running:
+            burst = self.executor.launch(plan.running, plan.steps, plan.drafts, first=plan.first)
         last, self._in_flight = self._in_flight, burst
         if last is not None:
             self._updates += self._apply(last)
@@ -191,9 +193,6 @@ class LLMEngine:
     def _admit(self, sequences: list[Sequence]) -> None:
         self.executor.adapters.hold(self._adapters_in_use)
         self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
-
-    def _launch(self, plan: Plan) -> DecodeBurst:
-        return self.executor.launch(plan.running, plan.steps, plan.drafts, first=plan.first)
 
     def _apply(self, burst: DecodeBurst) -> list[TokenUpdate]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""

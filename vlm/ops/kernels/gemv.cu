@@ -239,7 +239,8 @@ __device__ __forceinline__ void digits_of(const float* values, u32 (&digits)[4])
     for (int j = 0; j < 4; j++) {
         const float high = fmaf(values[j], 0.5f, MAGIC), rest = fmaf(high - MAGIC, -2.0f, values[j]);
         const float low = fmaf(rest, 32768.0f, MAGIC);
-        v[j] = (__float_as_uint(high) << 16) + (__float_as_uint(low) - 0x4B400000u + 0x00808080u);  // of MAGIC none is left
+        // the 16 bits that MAGIC has in `high` are shifted out
+        v[j] = (__float_as_uint(high) << 16) + (__float_as_uint(low) - __float_as_uint(MAGIC) + 0x00808080u);
     }
     const u32 low[2] = {__byte_perm(v[0], v[1], 0x5140), __byte_perm(v[2], v[3], 0x5140)};
     const u32 high[2] = {__byte_perm(v[0], v[1], 0x7362), __byte_perm(v[2], v[3], 0x7362)};
@@ -442,15 +443,19 @@ __device__ __forceinline__ void load_row(
     else load_normalized(x, norm, scratch, is_writer, row);
 }
 
+__device__ __forceinline__ void unpack_times(const Eight<ROW_TYPE>& from, float by, float (&to)[8]) {
+    from.unpack(to);
+#pragma unroll
+    for (int j = 0; j < 8; j++) to[j] *= by;
+}
+
 // Writes the row of a norm, which is `row` times a number.
 __device__ __forceinline__ void store_row(const Norm& norm, const Eight<ROW_TYPE> (&row)[VECTORS], float by) {
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         const int i = vector_of(k);
         float v[8];
-        row[k].unpack(v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= by;
+        unpack_times(row[k], by, v);
         Eight<X_TYPE> stored;
         stored.pack(v);
         if (i < IN_VECTORS) stored.store(norm.row, i);
@@ -476,9 +481,7 @@ __device__ __forceinline__ float stage_row(const Eight<ROW_TYPE> (&row)[VECTORS]
     for (int k = 0; k < VECTORS; k++) {
         const int i = vector_of(k);
         float v[8];
-        row[k].unpack(v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= by;
+        unpack_times(row[k], by, v);
         if (ZERO) put_sum(memory.sums_of_x, i, v);
         if (INTEGERS) put_digits(memory.staged_x, i, v);
         else if (i < IN_VECTORS) {

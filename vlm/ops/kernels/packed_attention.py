@@ -15,6 +15,7 @@ from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
 from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.load_heads import load_heads
 from vlm.ops.tiles import TILE_ROWS
 
 TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the first tile of them, whatever its window
@@ -22,14 +23,9 @@ TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the firs
 
 @jit
 def _loaded(x_ptr, x_row, rows, there, part, DIM: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Returns a part of rows of heads; those that are not there as zeros, unless all are (WHOLE)."""
+    """Returns a part of rows of heads, as load_heads does."""
     at = x_ptr + rows[:, None].to(tl.int64) * x_row + part[None, :]
-    if WHOLE and WIDTH <= DIM:
-        return tl.load(at)
-    elif WHOLE:
-        return tl.load(at, mask=(part < DIM)[None, :], other=0.0)
-    else:
-        return tl.load(at, mask=there[:, None] & (part < DIM)[None, :], other=0.0)
+    return load_heads(at, there, part, DIM, WIDTH, WHOLE)
 
 
 @jit

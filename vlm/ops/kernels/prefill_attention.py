@@ -19,6 +19,7 @@ from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_
 from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.load_heads import load_heads
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import PagedKV
 from vlm.ops.tiles import TILE_ROWS
@@ -40,17 +41,6 @@ def _places(table, first, end, N: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.
     else:
         n = first + tl.arange(0, N)
         return tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64), n % BLOCK
-
-
-@jit
-def _loaded(at, there, d, DIM: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
-    """Returns keys or values [N, D] at these addresses; MASKED: zeros for those that are not there."""
-    if MASKED:
-        return tl.load(at, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-    elif D > DIM:
-        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
-    else:
-        return tl.load(at)
 
 
 @jit
@@ -79,8 +69,8 @@ def _attended(
         block, place = _places(table, first, end, N, BLOCK, MASKED)
         # what is the same for all tiles is added up first, and not in the loop
         inside, start = (place * DIM)[:, None] + d[None, :], (block * block_stride)[:, None]
-        k = _loaded(keys_ptr + inside + start, there, d, DIM, D, MASKED)
-        v = _loaded(values_ptr + inside + start, there, d, DIM, D, MASKED)
+        k = load_heads(keys_ptr + inside + start, there, d, DIM, D, not MASKED)
+        v = load_heads(values_ptr + inside + start, there, d, DIM, D, not MASKED)
         by = scale
         if QUANTIZED:
             scaled = block * scale_stride + place
