@@ -19,7 +19,8 @@ from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
 from vlm.executor.encoders import Encoders
-from vlm.executor.torch_encoders import MAX_GRAPH_SHAPES, TorchEncoders
+from vlm.executor.graph_pool import MAX_GRAPH_SHAPES
+from vlm.executor.torch_encoders import TorchEncoders
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
 from vlm.requests.image import Image

@@ -348,5 +348,6 @@ def test_a_page_that_lies_across_its_frame_is_turned(settings):
 
 def test_a_picture_of_the_caller_is_copied():
     own = Image.new("RGB", (4, 3), "white")
+    assert load_image(own, copy=False) is own
     load_image(own).putpixel((0, 0), (0, 0, 0))
     assert own.getpixel((0, 0)) == (255, 255, 255)

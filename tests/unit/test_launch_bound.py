@@ -10,6 +10,7 @@ from tests.ranks import with_followers
 from vlm.config import RuntimeConfig
 from vlm.executor import paged_runner
 from vlm.executor.launch_bound import LaunchBound
+from vlm.executor.packing import graph_rows
 
 T5_SMALL, BART_LARGE, FLAN_T5_XL = 35_000_000, 203_000_000, 1_220_000_000  # parameters of encoders
 
@@ -17,31 +18,45 @@ T5_SMALL, BART_LARGE, FLAN_T5_XL = 35_000_000, 203_000_000, 1_220_000_000  # par
 @pytest.mark.parametrize(
     ("parameters", "rows", "is_graph"),
     [
-        (T5_SMALL, 128 * 64, True),
-        (T5_SMALL, 11_000, True),  # of few parameters, whatever its size is
-        (BART_LARGE, 4_096, True),
-        (BART_LARGE, 16_380, True),  # as good as full
-        (BART_LARGE, 15_700, False),  # a graph's size is 16,384
-        (BART_LARGE, 32_768, False),
-        (FLAN_T5_XL, 3_000, True),
-        (FLAN_T5_XL, 16_384, False),
+        (T5_SMALL, 128 * 64, [True, True]),
+        (T5_SMALL, 11_000, [True, True]),
+        (BART_LARGE, 4_096, [True, True]),
+        (BART_LARGE, 15_700, [False, True]),
+        (BART_LARGE, 32_768, [False, False]),
+        (FLAN_T5_XL, 3_000, [True, True]),
+        (FLAN_T5_XL, 16_384, [False, False]),
     ],
 )
 def test_a_pass_is_a_graph_where_it_is_over_before_its_kernels_are_launched(parameters, rows, is_graph):
-    assert (rows in LaunchBound.of(parameters, 4096)) == is_graph
+    """The first time, and the second."""
+    bound = LaunchBound(parameters, 4096)
+    assert [bound.chooses(rows), bound.chooses(rows)] == is_graph
+
+
+def test_long_passes_of_one_size_are_one_graph():
+    bound = LaunchBound(BART_LARGE, 4096)
+    assert not bound.chooses(15_700) and bound.chooses(15_500) and bound.chooses(15_873 - 1)
+    assert not bound.chooses(15_873) and not bound.chooses(8_000) and bound.chooses(15_400)
 
 
 def test_small_passes_are_graphs_whatever_they_cost():
-    bound = LaunchBound.of(10**12, 4096)
-    assert 4096 in bound and 4097 not in bound
-    assert 5000 in LaunchBound.of(0, 1024)  # of a network without any parameters, no division by zero
+    bound = LaunchBound(10**12, 4096)
+    assert bound.chooses(4096) and not bound.chooses(4097) and not bound.chooses(4097)
+    assert LaunchBound(0, 1024).chooses(5000)  # of a network without any parameters, no division by zero
+
+
+def test_rows_that_are_added_are_few_where_they_cost_something():
+    assert [graph_rows(rows) for rows in (1, 16, 17, 513, 1024, 1025, 2048, 2326)] == [
+        16, 16, 32, 640, 1024, 1088, 2048, 2432
+    ]  # fmt: skip
+    assert all(rows <= graph_rows(rows) < rows * 17 / 16 + 16 for rows in range(1025, 20_000))
 
 
 def test_ranks_capture_the_same_passes(monkeypatch, tmp_path):
     """Where one rank captures a pass it runs it twice; another one that does not would wait for ever."""
-    counted, bounds, count, of = [], [], paged_runner.parameters_of, LaunchBound.of
+    counted, bounds, count, bound = [], [], paged_runner.parameters_of, LaunchBound
     monkeypatch.setattr(paged_runner, "parameters_of", lambda network: counted.append(count(network)) or counted[-1])
-    monkeypatch.setattr(LaunchBound, "of", lambda *sizes: bounds.append(sizes) or of(*sizes))
+    monkeypatch.setattr(paged_runner, "LaunchBound", lambda *sizes: bounds.append(sizes) or bound(*sizes))
     engine = rebuilt(engine_dir(tiny.llama(seed=3, num_hidden_layers=3), tmp_path), pp_size=2)
     with_followers(engine, RuntimeConfig(device="cpu"), lambda pipe: True)
     assert len(set(counted)) == 2  # stages differ

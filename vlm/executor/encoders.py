@@ -14,6 +14,7 @@ from torch import Tensor
 from vlm.config import RuntimeConfig
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.encoder_cache import EncoderCache
+from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packed_images import PatchEncoder
 from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
@@ -38,6 +39,7 @@ class EncoderNetworks(Protocol):
     device: torch.device
     dtype: torch.dtype
     adapters: AdapterCache
+    graphs: GraphPool | None  # of passes over images
     stream: torch.cuda.Stream | None  # on which passes over images may run beside decoding
 
     def encode(self, pixel_values: Tensor) -> Tensor:
@@ -179,7 +181,7 @@ def patch_encoder(networks: EncoderNetworks, runtime: RuntimeConfig) -> PatchEnc
     if not isinstance(getattr(networks.visual, "config", None), PatchedVisionConfig):
         return None
     limits = {"most": runtime.max_encoder_batch_size, "most_patches": runtime.max_encoder_tokens}
-    return PatchEncoder(networks.visual, networks.device, networks.dtype, **limits)
+    return PatchEncoder(networks.visual, networks.device, networks.dtype, **limits, graphs=networks.graphs)
 
 
 def _tiles(image: Image, config: TiledVisionConfig) -> list[Image]:

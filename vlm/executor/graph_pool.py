@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result", Tensor, None)
+MAX_GRAPH_SHAPES = 16  # of images whose passes are graphs; those of others run as they are
+MOST_REMEMBERED = 256  # shapes that were met
 ROOM = 4 * 2**30  # bytes of a device in which any pass finds room; what torch keeps for later is not free to a graph
 
 
@@ -19,7 +22,8 @@ class GraphPool:
     def __init__(self, device: torch.device):
         self.device = device
         self.pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}  # with what each returns
+        # with what each takes and returns, and what it was made of, whose tensors it reads
+        self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any, Callable[..., object]]] = {}
 
     def __contains__(self, key: tuple) -> bool:
         return key in self._graphs
@@ -38,7 +42,7 @@ class GraphPool:
 
     def run(self, key: tuple, *inputs: Tensor) -> Any:
         """Replays a graph on new inputs. The result is overwritten by the key's next run."""
-        graph, static, output = self._graphs[key]
+        graph, static, output, _ = self._graphs[key]
         for target, source in zip(static, inputs, strict=True):
             target.copy_(source, non_blocking=True)
         graph.replay()
@@ -53,7 +57,7 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         with self._capturing(graph):
             output = function(*static)
-        self._graphs[key] = graph, static, output
+        self._graphs[key] = graph, static, output, function
 
     @contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -68,3 +72,23 @@ class GraphPool:
                 yield
             finally:
                 graph.capture_end()
+
+
+class GraphShapes:
+    """Chooses which shapes of a pass are graphs where inputs come in many: the `most` first ones that have come `after`
+    so many times. To capture one halts the work, and takes memory that stays taken."""
+
+    def __init__(self, *, after: int = 0, most: int = MAX_GRAPH_SHAPES):
+        self._after, self._most = after, most
+        self._chosen, self._met = set[Hashable](), Counter[Hashable]()
+
+    def chooses(self, shape: Hashable) -> bool:
+        """Says whether a pass that comes now is one."""
+        if shape in self._chosen or len(self._chosen) >= self._most:
+            return shape in self._chosen
+        if self._met[shape] >= self._after:
+            self._chosen.add(shape)
+        elif len(self._met) >= MOST_REMEMBERED:
+            self._met.clear()
+        self._met[shape] += 1
+        return shape in self._chosen

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from vlm.executor.graph_pool import GraphShapes
 from vlm.executor.packing import graph_rows
 
 # rows · parameters of a pass that takes a GPU a millisecond, the host some more to launch its kernels
 SHORT = 4 * 10**11
 # of one that takes both about as long, so that what else the host does holds up the GPU
 LONG = 10 * SHORT
-LEAST_FULL = 31 / 32  # of a graph's rows that are a long pass's own: the others cost as much
+MOST_LONG = 64  # sizes of long passes that are graphs
 
 
-@dataclass(frozen=True)
 class LaunchBound:
-    """The passes of one network, by their rows."""
+    """The passes of one network, by their rows: short ones are graphs, long ones where their size comes again."""
 
-    short: int  # rows up to which a pass is a graph, however many rows are added for its size
-    long: int  # rows up to which it is one where hardly any are
+    def __init__(self, parameters: int, least: int):
+        """`parameters`: that the network has; passes of `least` rows are short, whatever it is."""
+        self._short, self._long = max(least, SHORT // max(1, parameters)), LONG // max(1, parameters)
+        self._sizes = GraphShapes(after=1, most=MOST_LONG)
 
-    @classmethod
-    def of(cls, parameters: int, least: int) -> LaunchBound:
-        """Returns the bounds of a network of so many parameters; passes of `least` rows are graphs, whatever it is."""
-        return cls(max(least, SHORT // max(1, parameters)), LONG // max(1, parameters))
-
-    def __contains__(self, rows: int) -> bool:
-        """Says whether a pass of so many rows is a graph."""
-        return rows <= self.short or (rows <= self.long and rows >= LEAST_FULL * graph_rows(rows))
+    def chooses(self, rows: int) -> bool:
+        """Says whether a pass of so many rows that comes now is a graph."""
+        return rows <= self._short or (rows <= self._long and self._sizes.chooses(graph_rows(rows)))

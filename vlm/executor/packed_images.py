@@ -1,7 +1,12 @@
-"""Images of any size, several of them packed into one pass of a network that takes patches."""
+"""Images of any size, several of them packed into one pass of a network that takes patches.
+
+A pass has some three hundred kernels, which a host launches in 15 to 25 ms: as long as a GPU takes for a page. Passes
+over images of sizes that come again are CUDA graphs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
@@ -9,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.executor.upload import upload_stacked
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
-from vlm.layers.patches import PatchedVisionConfig, pack
+from vlm.layers.patches import PatchedVisionConfig, PatchLayout
 from vlm.ops.packed_attention import tiles_of
 from vlm.ops.tiles import TILE_ROWS
 from vlm.parallel.collectives import Ranks
@@ -23,10 +29,20 @@ from vlm.requests.pixels import pixel_values
 
 class PatchEncoder:
     """Encodes images with a network of patches; passes have `most` images and so many patches at most, one that has
-    more of them alone."""
+    more of them alone. With `graphs` they are graphs where their sizes are met again."""
 
-    def __init__(self, visual: Any, device: torch.device, dtype: torch.dtype, *, most: int, most_patches: int):
+    def __init__(
+        self,
+        visual: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        most: int,
+        most_patches: int,
+        graphs: GraphPool | None = None,
+    ):
         self.visual, self.device, self.dtype = visual, device, dtype
+        self.graphs, self._graph_shapes = graphs, GraphShapes(after=1)
         self.config: PatchedVisionConfig = visual.config
         self.most, self.most_patches = most, most_patches
 
@@ -58,19 +74,31 @@ class PatchEncoder:
 
     def _encode_pass(self, images: Items[Image]) -> Tensor:
         """Returns the features [sum of rows, hidden] of images."""
-        packed = pack([self._values(image) for image in images], self.config)
-        batch = ForwardBatch(packed.positions, self._attention(packed.counts))
-        if not packed.windows:
-            return self.visual(packed.patches, packed.squares, batch)
-        within = replace(batch, attention=self._attention(packed.windows))
-        return self.visual(packed.patches, packed.squares, batch, within)
+        # levels, a quarter of the bytes, are normalized on the device
+        pixels = [upload_stacked([image.pixels], self.device)[0] for image in images]
+        key = "patches", *((image.pixels.shape, image.pixels.dtype, image.normalization) for image in images)
+        # the memory of a graph stays taken: a larger image goes without
+        is_usual = sum(map(self._num_patches, images)) <= self.most_patches
+        if self.graphs is None or not is_usual or not self._graph_shapes.chooses(key):
+            return self._pass_over(images)(*pixels)
+        if key not in self.graphs:
+            self.graphs.capture(key, self._pass_over(images), *pixels)
+        return self.graphs.run(key, *pixels).clone()  # its next run overwrites it
+
+    def _pass_over(self, images: Items[Image]) -> Callable[..., Tensor]:
+        """Returns the pass over images of these sizes: their pixels [C, H, W] on the device -> features."""
+        layout = PatchLayout.of((image.pixels.shape[1:] for image in images), self.config, self.device)
+        batch = ForwardBatch(layout.positions, self._attention(layout.counts))
+        within = [replace(batch, attention=self._attention(layout.windows))] if layout.windows else []
+        normalizations = [image.normalization for image in images]
+
+        def encode(*pixels: Tensor) -> Tensor:
+            values = (pixel_values(*pair).to(self.dtype) for pair in zip(pixels, normalizations, strict=True))
+            return self.visual(layout.packed(values, self.config), layout.squares, batch, *within)
+
+        return encode
 
     def _attention(self, counts: list[int]) -> PackedMetadata:
         """Returns attention among so many rows each, one after the other."""
         tiles = tiles_of(counts, TILE_ROWS if self.device.type == "cuda" else None)
         return PackedMetadata(torch.tensor(tiles, dtype=torch.int32).to(self.device, non_blocking=True))
-
-    def _values(self, image: Image) -> Tensor:
-        """Returns pixel values on the device: levels, a quarter of the bytes, are normalized there."""
-        [pixels] = upload_stacked([image.pixels], self.device)
-        return pixel_values(pixels, image.normalization).to(self.dtype)

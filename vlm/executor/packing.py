@@ -91,8 +91,10 @@ class PackedTexts:
 
 
 def graph_rows(rows: int) -> int:
-    """Returns the next number of rows that graphs are captured for: four to each power of two."""
-    step = max(16, 1 << max(0, (rows - 1).bit_length() - 3))
+    """Returns the next number of rows that graphs are captured for: four to each power of two, of which a pass takes
+    the host longer than a GPU; 16 beyond, as rows that are added cost as much as others."""
+    bits = (rows - 1).bit_length()
+    step = max(16, 1 << max(0, bits - (3 if bits <= 10 else 5)))
     return -(-rows // step) * step
 
 

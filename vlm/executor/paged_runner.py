@@ -70,8 +70,8 @@ class PagedRunner:
         self._threads = num_threads()
         self._last_hidden: Tensor | None = None  # [S, hidden], of each slot the last token that a prefill took
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
-        self._prefill_graphs = LaunchBound.of(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
-        self._text_graphs = LaunchBound.of(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
+        self._prefill_graphs = LaunchBound(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
+        self._text_graphs = LaunchBound(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
@@ -92,7 +92,7 @@ class PagedRunner:
         prefill = partial(self._prefill, adapted=adapted)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
-        elif self.graphs is None or packed_chunks.num_rows not in self._prefill_graphs:
+        elif self.graphs is None or not self._prefill_graphs.chooses(packed_chunks.num_rows):
             prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
             inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
@@ -125,7 +125,7 @@ class PagedRunner:
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)
-        if self.graphs is None or texts.num_rows not in self._text_graphs:
+        if self.graphs is None or not self._text_graphs.chooses(texts.num_rows):
             encode(texts.to_device(self.device), prompt_embeds)
         else:
             inputs = texts.to_device(self.device, self.state.padding_slot)

@@ -20,6 +20,7 @@ from vlm.layers.forward_batch import HiddenStateRecorder
 class SlotEncoders:
     """Networks whose sequences are right-padded."""
 
+    graphs = None
     stream: torch.cuda.Stream | None = None  # their buffers are decoding's, too
 
     def __init__(

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from vlm.executor.adapters import AdapterCache
-from vlm.executor.graph_pool import GraphPool
+from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.networks import required
 from vlm.executor.packing import PackedTexts, power_of_two
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
 from vlm.requests.adapters import NO_ADAPTER
-
-MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of others run as they are
 
 
 class TorchEncoders:
@@ -36,22 +34,17 @@ class TorchEncoders:
         self.adapters = adapters or AdapterCache()
         self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._graph_shapes: set[torch.Size] = set()
+        self._graph_shapes = GraphShapes()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         visual = required(self.visual)
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
         # what number of images comes together is chance, and to capture a graph for each would halt the work as often:
         # those that warming up meets have one
-        if self.graphs is None or len(pixels) != power_of_two(len(pixels)) or not self._has_graphs(pixels.shape[1:]):
+        is_usual = len(pixels) == power_of_two(len(pixels)) and self._graph_shapes.chooses(pixels.shape[1:])
+        if self.graphs is None or not is_usual:
             return visual(pixels)
         return self.graphs.replay(("encode", *pixels.shape), visual, pixels)
-
-    def _has_graphs(self, shape: torch.Size) -> bool:
-        """Says whether passes over images of a shape are CUDA graphs: those of the first shapes that come."""
-        if len(self._graph_shapes) < MAX_GRAPH_SHAPES:
-            self._graph_shapes.add(shape)
-        return shape in self._graph_shapes
 
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         texts = [tokens for _, tokens in parts]

@@ -64,14 +64,38 @@ class PatchedVisionConfig(VisionConfig):
         return down * across
 
 
-class PackedPatches(NamedTuple):
-    """The patches of several images, one after the other, each image's row by row, or window by window."""
+@dataclass(frozen=True)
+class PatchLayout:
+    """Where the patches of several images come in the rows of a pass: one image's after the other's, row by row, or
+    window by window."""
 
-    patches: Tensor  # [R, C · side²]
+    order: Tensor | None  # [R] int32: of each row its patch, as the images have them row by row; None: as they are
     positions: Tensor  # [2, R] int32: each one's row and column in its image
     squares: Tensor  # [S · merge²] int32: those that become one row of features, one square after the other
     counts: list[int]  # patches of each image
     windows: list[int]  # patches of each window, if there are any
+
+    @classmethod
+    def of(cls, sizes: Iterable[tuple[int, int]], config: PatchedVisionConfig, device: torch.device) -> PatchLayout:
+        """Lays out images of (height, width) that the network takes."""
+        grids = [config.patches_of(*size) for size in sizes]
+        counts = [rows * columns for rows, columns in grids]
+        begins = np.cumsum([0, *counts[:-1]])
+        places = [_places(*grid, config.merge_size, config.window) for grid in grids]
+        squares = [place.squares + begin for place, begin in zip(places, begins, strict=True)]
+        orders = [place.order + begin for place, begin in zip(places, begins, strict=True) if place.order is not None]
+        return cls(
+            _uploaded(np.concatenate(orders), device) if orders else None,
+            _uploaded(np.concatenate([place.positions for place in places], 1), device),
+            _uploaded(np.concatenate(squares), device),
+            counts,
+            [patches for place in places for patches in place.windows],
+        )
+
+    def packed(self, images: Iterable[Tensor], config: PatchedVisionConfig) -> Tensor:
+        """Returns the patches [R, C · side²] of pixel values [C, H, W]."""
+        patches = torch.cat([_patches(image, config.patch_size) for image in images])
+        return patches if self.order is None else patches[self.order]
 
 
 class Places(NamedTuple):
@@ -81,26 +105,6 @@ class Places(NamedTuple):
     positions: np.ndarray  # [2, R]
     squares: np.ndarray  # [S · merge²]
     windows: list[int]
-
-
-def pack(images: Iterable[Tensor], config: PatchedVisionConfig) -> PackedPatches:
-    """Packs pixel values [C, H, W] of sizes that the network takes, on their device."""
-    pixels = list(images)
-    grids = [config.patches_of(*image.shape[1:]) for image in pixels]
-    counts = [rows * columns for rows, columns in grids]
-    begins = np.cumsum([0, *counts[:-1]])
-    places = [_places(*grid, config.merge_size, config.window) for grid in grids]
-    squares = [place.squares + begin for place, begin in zip(places, begins, strict=True)]
-    orders = [place.order + begin for place, begin in zip(places, begins, strict=True) if place.order is not None]
-    put = lambda part: _uploaded(part, pixels[0].device)  # noqa: E731
-    patches = torch.cat([_patches(image, config.patch_size) for image in pixels])
-    return PackedPatches(
-        patches[put(np.concatenate(orders))] if orders else patches,
-        put(np.concatenate([place.positions for place in places], 1)),
-        put(np.concatenate(squares)),
-        counts,
-        [patches for place in places for patches in place.windows],
-    )
 
 
 def _uploaded(numbers: np.ndarray, device: torch.device) -> Tensor:

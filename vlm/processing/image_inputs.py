@@ -58,7 +58,7 @@ class ImageInputs:
             return self._image(source)
         if self.image_processor is None:
             raise InputError("this engine has no image processor; give pixel_values instead of images.")
-        picture = load_image(source, detail=self.image_processor)
+        picture = load_image(source, detail=self.image_processor, copy=False)  # its pixels are
         return self._image(self.image_processor.read(self.image_processor.with_question(picture, question)))
 
     def _image(self, image: torch.Tensor | ImagePixels) -> Image:

@@ -45,9 +45,12 @@ class Rendered(Protocol):
 ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Rendered
 
 
-def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None) -> Image.Image:
+def load_image(
+    source: ImageSource, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None, copy: bool = True
+) -> Image.Image:
     """Loads any picture as RGB: turned as its EXIF data says, 16 bits scaled to 8, transparency on white, the first
-    frame of several; with `detail` a Rendered one no larger than what is kept of it needs.
+    frame of several; with `detail` a Rendered one no larger than what is kept of it needs. Without `copy` a picture of
+    Pillow's that is so already is the result itself.
 
     Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`. Takes less
     than 24 bytes of memory a pixel, beside the file's own size.
@@ -62,7 +65,7 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS, detail: Det
     if isinstance(source, Image.Image):
         _check_format(source, name)
         picture = decoded(source, name, max_pixels)
-        return picture.copy() if picture is source else picture
+        return picture.copy() if copy and picture is source else picture
     with open_image(source, name) as image:
         return decoded(image, name, max_pixels)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,17 +63,46 @@ def transform_by(
     last step is a normalization. `pixels_of`: what the class gives, and its settings -> [n, C, H, W]. `square`: pixels
     of which the sides of an image that is not scaled must be multiples."""
     processor = processor_class(**{key: value for key, value in settings.items() if key not in NOT_ARGUMENTS})
-
-    def pixels(images: Sequence[Image.Image], **options: bool) -> Tensor:
-        return pixels_of(processor(images, return_tensors="pt", **options), settings)
-
-    values = Transform(lambda images: pixels(images).float())
     names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-    if (normalization := fused_normalization(**{name: getattr(processor, name, None) for name in names})) is None:
-        values.apply([_probe(square)])  # settings that do not fit are told of now
-        return values
-    levels = Transform(lambda images: pixels(images, do_rescale=False, do_normalize=False), normalization)
-    return levels if _agree(levels, values, _probe(square)) else values
+    normalization = fused_normalization(**{name: getattr(processor, name, None) for name in names})
+    probe = _probe(square)
+
+    def transform(form: Callable[[Image.Image], Any], normalization: Normalization | None = None) -> Transform:
+        """Returns the class's transform of images in a form that it takes, without a normalization that follows."""
+        options = {} if normalization is None else {"do_rescale": False, "do_normalize": False}
+        call = functools.partial(processor, return_tensors="pt", **options)
+        return Transform(lambda images: pixels_of(call([form(image) for image in images]), settings), normalization)
+
+    values = transform(_itself)
+    expected = values.apply([probe]).float()  # settings that do not fit are told of now
+    form = _planes if _takes_planes(processor, transform(_planes), probe, expected) else _itself
+    levels, plain = transform(form, normalization), transform(form)
+    if normalization is not None and _agree(levels, probe, expected):
+        return levels
+    return Transform(lambda images: plain.apply(images).float())
+
+
+def _itself(image: Image.Image) -> Image.Image:
+    return image
+
+
+def _planes(image: Image.Image) -> Tensor:
+    """Returns an RGB image as [3, H, W]. Classes of transformers do so by torch, which takes three times as long."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
+
+
+def _takes_planes(processor: Any, transform: Transform, probe: Image.Image, expected: Tensor) -> bool:
+    """Says whether a processor makes of planes what it makes of the picture."""
+    if getattr(processor, "backend", None) != "torchvision":
+        return False
+    try:
+        found = transform.apply([probe]).float()
+    except Exception:  # of a class that is given what it does not take
+        return False
+    return found.shape == expected.shape and bool((found == expected).all())
 
 
 def fused_normalization(
@@ -108,11 +138,11 @@ def _probe(square: int) -> Image.Image:
     return Image.frombytes("RGB", (width, height), b"".join(shades))
 
 
-def _agree(levels: Transform, values: Transform, probe: Image.Image) -> bool:
-    """Says whether both give the same pixel values of a picture."""
+def _agree(levels: Transform, probe: Image.Image, expected: Tensor) -> bool:
+    """Says whether levels of a picture lead to the pixel values that are expected of it."""
     import torch
 
-    pixels, expected = levels.apply([probe]), values.apply([probe])
+    pixels = levels.apply([probe])
     is_exact = pixels.dtype == torch.uint8 and pixels.shape == expected.shape
     return is_exact and torch.allclose(levels.values([probe]), expected, rtol=0.0, atol=LAST_BITS)
 

@@ -1,0 +1,36 @@
+"""Keys of contents: every byte counts, whatever the size, in every process."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from vlm.requests.content_key import PIECE, SIZE, content_key
+
+
+@pytest.mark.parametrize("size", [1, PIECE, PIECE + 1, 5 * PIECE + 3])
+def test_every_byte_counts(size):
+    content = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    key, keys = content_key(b"header", content.data), set()
+    assert len(key) == SIZE and content_key(b"header", content.tobytes()) == key
+    places = sorted({0, size - 1, min(PIECE, size - 1), size // 2})
+    for place in places:
+        content[place] ^= 1
+        keys.add(content_key(b"header", content.data))
+        content[place] ^= 1
+    assert key not in keys and len(keys) == len(places)
+    assert content_key(b"another", content.data) != key
+
+
+def test_values_of_any_type_are_their_bytes():
+    values = np.arange(PIECE, dtype=np.float32)
+    assert content_key(values.data) == content_key(values.tobytes())
+
+
+def test_a_process_that_was_forked_has_threads_of_its_own():
+    content = bytes(3 * PIECE)
+    key = content_key(content)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(content_key, (content,)).get(timeout=60) == key
