@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from vlm.api.images_ahead import ImagesAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
 from vlm.api.pooled import PooledMap
 from vlm.api.prefetch import Prefetch
@@ -36,10 +37,11 @@ class Job:
         *,
         pool: ThreadPoolExecutor,
         on_completion: Callable[[Completion], None],
+        ahead: ImagesAhead | None = None,
     ):
         """`pool` makes texts of tokens; `on_completion` is called with what each request has come to, but those that
-        are lost or aborted."""
-        self._loop, self._inputs, self._on_completion = loop, inputs, on_completion
+        are lost or aborted; `ahead` has images encoded before their requests run."""
+        self._loop, self._inputs, self._on_completion, self._ahead = loop, inputs, on_completion, ahead
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
         self._ended: list[tuple[int, list[Completion]]] = []  # in the last step
         # to decode and post-process a page takes milliseconds, which the engine's thread has not
@@ -62,7 +64,11 @@ class Job:
 
     def _added(self) -> Iterator[Result]:
         """Queues the inputs that are prepared; yields the errors of those that cannot be."""
-        for index, request in self._inputs.ready(block=not self._waiting and not self._outputs.num_under_way):
+        is_idle, use = not self._waiting and not self._outputs.num_under_way, None
+        if is_idle and self._ahead is not None:
+            self._ahead.begin()
+            use = self._ahead.take
+        for index, request in self._inputs.ready(is_idle, use):
             try:
                 ids = self._loop.add(samples_of(request.result()))
             except VlmError as error:

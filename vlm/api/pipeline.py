@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from vlm.api.adapters import LoadedAdapters
 from vlm.api.capabilities import Capabilities
 from vlm.api.encoding import EncoderCalls
+from vlm.api.images_ahead import ImagesAhead
 from vlm.api.job import Job
 from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
@@ -210,7 +211,8 @@ class Pipeline:
             self._window(window),
             most=1 if self.family.takes_images else TEXTS_TOGETHER,
         )
-        job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count)
+        ahead = ImagesAhead.of(self.loop, self.capabilities.max_batch_size)
+        job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count, ahead=ahead)
         try:
             for index, result in job.results():
                 more, results = ([], [(index, result)]) if pages is None else pages.take(index, result)

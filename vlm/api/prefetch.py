@@ -63,20 +63,22 @@ class Prefetch:
         with self._lock:
             return self._prepared.num_under_way + len(self._awaited)
 
-    def ready(self, block: bool) -> list[tuple[int, Outcome[Any]]]:
-        """Returns inputs as they are prepared; waits for one when `block`."""
+    def ready(self, block: bool, use: Callable[[Any], bool] | None = None) -> list[tuple[int, Outcome[Any]]]:
+        """Returns inputs as they are prepared; waits for one when `block`. Each goes to `use` at once, which says
+        whether there is time to wait for another one."""
         self._fill()
         inputs: list[tuple[int, Outcome[Any]]] = []
         end: float | None = None  # of the wait for others
         with suppress(queue.Empty):
             while self._waits(block, bool(inputs)):
                 index, outcome = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
-                if end is None and self.most == 1:
-                    end = time.monotonic() + SOON
                 if outcome.value is CANCELLED:
                     self._room += 1
-                else:
-                    inputs.append((index, outcome))
+                    continue
+                inputs.append((index, outcome))
+                has_time = use is not None and outcome.error is None and use(outcome.value)
+                if self.most == 1 and (end is None or has_time):
+                    end = time.monotonic() + SOON
         return inputs
 
     def put_first(self, inputs: Iterable[tuple[int, Any]]) -> None:

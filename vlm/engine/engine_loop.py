@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from vlm.engine.leading import Engine
 from vlm.executor.memory import FULL, suppress_out_of_memory
+from vlm.requests.image import Image
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
@@ -40,6 +41,15 @@ class EngineLoop:
             self.abort(ids)
             raise
         return ids
+
+    def encode_ahead(self, images: list[Image]) -> bool:
+        """Begins with images whose requests are to come. Says False where memory runs out: they will be encoded with
+        their requests, fewer at once."""
+        with suppress_out_of_memory():
+            self.engine.encoders.encode_ahead(images)
+            return True
+        self.engine.free_cached_memory()
+        return False
 
     def abort(self, request_ids: Iterable[int]) -> None:
         """Ends requests at the next step, with finish reason `abort`; ended ones are left alone."""

@@ -69,6 +69,7 @@ class Encoders:
         self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
         self.patch_encoder = patch_encoder(networks, runtime)
         self.timer = DeviceTimer(self.device)
+        self._ahead: torch.cuda.Event | None = None  # the end of what was encoded ahead
 
     @torch.inference_mode()
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
@@ -82,6 +83,19 @@ class Encoders:
         """Returns each image's features [rows, hidden], from the cache where they are there."""
         features = self.encoder_cache.features(images, self.encode_pixels)
         return [features[image.key] for image in images]
+
+    def encode_ahead(self, images: Items[Image]) -> None:
+        """Begins with images whose requests are to come, for the cache. Decoding that was begun would be waited for."""
+        with self.timer("encode"):
+            self.encode_images(images)
+        if self.device.type == "cuda":
+            self._ahead = torch.cuda.Event()
+            self._ahead.record()
+
+    @property
+    def at_work(self) -> bool:
+        """Says whether the device is encoding images ahead."""
+        return self._ahead is not None and not self._ahead.query()
 
     @torch.inference_mode()
     def encode_pixels(self, images: Items[Image]) -> list[Tensor]:

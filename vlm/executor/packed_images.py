@@ -6,7 +6,7 @@ over images of sizes that come again are CUDA graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
@@ -52,8 +52,19 @@ class PatchEncoder:
             features
             for few in batched(list(images), self.most)
             for part in batched_by_tokens(few, self.most_patches, self._num_patches)
-            for features in self._encode_pass(part).split([image.rows for image in part])
+            for number in self._pass_sizes(part)
+            for features in self._encode_pass(part[number]).split([image.rows for image in part[number]])
         ]
+
+    def _pass_sizes(self, images: Items[Image]) -> Iterator[slice]:
+        """Yields the images of each pass: of one size powers of two, so that passes come again and are graphs."""
+        is_alike = self.graphs is not None and len({image.pixels.shape for image in images}) == 1
+        first = 0
+        while first < len(images):
+            rest = len(images) - first
+            count = 1 << (rest.bit_length() - 1) if is_alike else rest
+            yield slice(first, first + count)
+            first += count
 
     def encode_share(self, images: Items[Image], ranks: Ranks) -> list[Tensor]:
         """Does the same, of which each rank encodes a share."""

@@ -1,0 +1,45 @@
+"""Encodes the first images of a call while the others are prepared: an idle GPU need not wait for all of them."""
+
+from __future__ import annotations
+
+from vlm.engine.engine_loop import EngineLoop
+from vlm.engine.llm_engine import LLMEngine
+from vlm.requests.image import Image
+from vlm.requests.request import Request
+
+
+class ImagesAhead:
+    """Encodes images of requests that an engine, which is idle, will be given together.
+
+    A pass begins when the one before it has ended, with all images that have come by then.
+    """
+
+    def __init__(self, loop: EngineLoop, engine: LLMEngine, most: int):
+        """`most`: requests that run at once. Of more images than the engine keeps none is encoded ahead."""
+        self._loop, self._engine, self._most = loop, engine, most
+        self.begin()
+
+    @classmethod
+    def of(cls, loop: EngineLoop, most: int) -> ImagesAhead | None:
+        """None: of an engine that has no device of its own to work on meanwhile, or shares its work with ranks."""
+        engine = loop.engine
+        is_one = isinstance(engine, LLMEngine) and engine.executor.asynchronous
+        return cls(loop, engine, most) if is_one else None
+
+    def begin(self) -> None:
+        """Is told that the engine is idle."""
+        self._requests, self._room = self._most, self._engine.encoders.encoder_cache.capacity
+        self._images: list[Image] = []  # of which no pass has begun
+
+    def take(self, request: Request) -> bool:
+        """Takes a request that is prepared. Says whether the device is at work and there is room for another one: then
+        it costs nothing to wait for others."""
+        self._requests, self._room = self._requests - 1, self._room - len(request.images)
+        if self._requests < 0 or self._room < 0:
+            return False
+        self._images += request.images
+        if self._images and not self._engine.encoders.at_work:
+            images, self._images = self._images, []
+            if not self._loop.encode_ahead(images):
+                self._room = 0
+        return self._engine.encoders.at_work and self._requests > 0 and self._room > 0
