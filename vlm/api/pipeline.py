@@ -75,7 +75,7 @@ class Pipeline:
         self.clock = StageClock()  # of what this process does to inputs and outputs
         self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self._encoder = EncoderCalls(self.llm, self.processor, self.capabilities)
-        self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "preprocess", take_one_thread)
+        self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "preprocess", take_one_thread)
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
