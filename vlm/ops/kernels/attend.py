@@ -47,10 +47,10 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
     inputs = (q,) if new is None else (q, new.k, new.v)
     half = 0 if new is None or new.angles is None else new.angles.shape[2]
     processors = num_processors(q.device)
-    return half % values == 0 and all(map(_has_slices, inputs)) and cluster_size(rows * heads, processors) > 1
+    return half % values == 0 and all(map(has_slices, inputs)) and cluster_size(rows * heads, processors) > 1
 
 
-def _has_slices(x: Tensor) -> bool:
+def has_slices(x: Tensor) -> bool:
     """Tells whether heads [R, H, D] can be loaded by 16 bytes."""
     whole = all(stride * x.element_size() % SLICE == 0 for stride in x.stride()[:2])
     return whole and x.stride(2) == 1 and x.data_ptr() % SLICE == 0

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
-from vlm.ops.kernels import attend, attention_variant, grouped_attention
+from vlm.ops.kernels import attend, attend_group, attention_variant, grouped_attention
 from vlm.ops.kernels.attention_variant import base_2_scores
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import device_properties, num_stages
@@ -134,7 +134,7 @@ def _attend(
 
 def writes_too(q: Tensor, kv: PagedKV, tables: Tensor, new: NewTokens) -> bool:
     """Tells whether one kernel writes the new tokens and attends to them: where the context is split."""
-    return attend.fits(q, kv, new) or num_splits(q, kv, tables) > 1
+    return attend.fits(q, kv, new) or attend_group.fits(q, kv, new) or num_splits(q, kv, tables) > 1
 
 
 def num_splits(q: Tensor, kv: PagedKV, *tables: Tensor) -> int:
@@ -183,6 +183,9 @@ def paged_attention(
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say."""
     if attend.fits(q, kv, new):
         return attend.attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
+    if attend_group.fits(q, kv, new):
+        assert bias is None
+        return attend_group.attention(q, kv, tables, slots, lengths, scale, variant, new)
     rows, heads, dim = q.shape
     kv_heads, block = kv.keys.shape[1:3]
     k, v, angles = (q, q, None) if new is None else (new.k, new.v, new.angles)

@@ -1,0 +1,122 @@
+"""Times the attention of a decode step, by itself, in a CUDA graph: a tool for who changes it.
+
+    python benchmarks/decode_attention.py
+    python benchmarks/decode_attention.py lightonocr-1b --kv-cache-dtype fp8 int8 --triton
+
+Heads share keys in these models. What it prints, microseconds a layer and terabytes a second of keys and values, is for
+comparing two states of a kernel in one run of a machine; figures of models come from `vlm bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm.ops.kernels import attend_group
+from vlm.ops.paged_kv import KVCache, NewTokens, PagedKV
+from vlm.ops.step_attention import step_attention
+
+DEVICE, BLOCK, DTYPE = torch.device("cuda"), 16, torch.bfloat16
+LAYERS, REPLAYS, RUNS = 30, 4, 9
+CACHE_BYTES = 12 * 1024**3  # at most, of all layers; more of them than that share caches
+CACHE_TYPES = {"16-bit": DTYPE, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of a step, and what each of them sees."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    dim: int
+    context: int
+
+
+STEPS = {
+    "lightonocr-1b": Step(64, 16, 8, 128, context=2750),
+    "qwen2.5-vl-3b-640x360": Step(32, 16, 2, 128, context=590),
+    "qwen2.5-vl-3b-1920x1080": Step(32, 16, 2, 128, context=2760),
+    "granite-docling": Step(64, 9, 3, 64, context=1500),
+}
+
+
+class Layers:
+    """Random keys and values of several layers, and rows that attend to them."""
+
+    def __init__(self, step: Step, kept: torch.dtype):
+        blocks = step.rows * (step.context // BLOCK + 1)
+        size = {"heads": step.kv_heads, "block_size": BLOCK, "head_dim": step.dim}
+        each = 2 * blocks * BLOCK * step.kv_heads * step.dim * kept.itemsize
+        self.caches = [_cache(blocks, size, kept) for _ in range(max(1, min(LAYERS, CACHE_BYTES // each)))]
+        self.tables = torch.randperm(blocks, device=DEVICE, dtype=torch.int32).view(step.rows, -1)
+        self.slots = torch.arange(step.rows, device=DEVICE, dtype=torch.int32)
+        self.lengths = torch.full((step.rows,), step.context, device=DEVICE, dtype=torch.int32)
+        row = torch.randn(step.rows, step.heads + 2 * step.kv_heads, step.dim, device=DEVICE, dtype=DTYPE)
+        self.q, self.k, self.v = row.split((step.heads, step.kv_heads, step.kv_heads), 1)
+        angle = torch.rand(step.rows, step.dim // 2, device=DEVICE)
+        self.angles = torch.stack((angle.cos(), angle.sin()), 1)
+
+    @torch.inference_mode()
+    def run(self) -> Tensor:
+        new, scale = NewTokens(self.k, self.v, self.lengths - 1, self.angles), self.q.shape[2] ** -0.5
+        q = self.q
+        for layer in range(LAYERS):
+            kv = self.caches[layer % len(self.caches)]
+            q = step_attention(q, new, kv, self.tables, self.slots, self.lengths, scale)
+        return q
+
+
+def _cache(blocks: int, size: dict[str, int], kept: torch.dtype) -> PagedKV:
+    kv = KVCache.zeros(range(1), blocks, **size, dtype=kept, device=DEVICE).layer(0)
+    for part in (kv.keys, kv.values):
+        part.copy_(torch.randn(part.shape, device=DEVICE, dtype=DTYPE).mul_(20 if kept == torch.int8 else 1))
+    for scales in (kv.key_scales, kv.value_scales):
+        if scales is not None:
+            scales.fill_(0.05)
+    return kv
+
+
+def microseconds(layers: Layers) -> float:
+    """Returns the median time of a layer."""
+    layers.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers.run()
+    times = []
+    for _ in range(RUNS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / REPLAYS / LAYERS)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", default=list(STEPS), metavar="STEP", help=", ".join(STEPS))
+    parser.add_argument("--kv-cache-dtype", nargs="+", default=list(CACHE_TYPES), choices=list(CACHE_TYPES))
+    parser.add_argument("--triton", action="store_true", help="beside it the kernel of other GPUs")
+    options = parser.parse_args()
+    fits = attend_group.fits
+    for name, kept in itertools.product(options.steps, options.kv_cache_dtype):
+        step, dtype = STEPS[name], CACHE_TYPES[kept]
+        layers = Layers(step, dtype)
+        size = 2 * step.rows * step.context * step.kv_heads * step.dim * dtype.itemsize
+        for kernel in ("clusters", "triton") if options.triton else ("clusters",):
+            attend_group.fits = fits if kernel == "clusters" else lambda *_: False
+            time = microseconds(layers)
+            print(f"{name:26} {kept:7} {kernel:9} {time:8.1f} us a layer {size / time / 1e6:6.2f} TB/s", flush=True)
+        attend_group.fits = fits
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Attention over a paged cache where several query heads share one of keys and values (compute capability 9.0 and up):
+attend_group.cu.
+
+In Triton tiles of values cross shared memory twice, programs have no keys on their way before their row is there, and
+splits of a context meet in global memory.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from vlm.ops.attention_variant import AttentionVariant
+from vlm.ops.kernels import nvrtc
+from vlm.ops.kernels.attend import KV_TYPES, SLICE, X_TYPES, has_slices
+from vlm.ops.kernels.attention_variant import product_scale
+from vlm.ops.kernels.device import num_processors
+from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
+
+WARPS, TOKENS = 4, 16  # as in attend_group.cu: of a program, of a stage
+MOST_HEADS = 16  # rows of a product
+MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
+CLUSTERS = (1, 2, 4, 8)
+MEMORY, REGISTER_PROGRAMS = 225 * 1024, 3  # bytes of a processor that programs share; programs that registers allow
+STAGE_BYTES = 24 * 1024  # that a warp has on their way
+
+
+def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
+    """Tells whether `attention` takes these rows: heads that share keys, whose slices can be loaded at once."""
+    heads, dim = q.shape[1:]
+    values, group = SLICE // kv.keys.element_size(), heads // kv.keys.shape[1]
+    if q.dtype not in X_TYPES or kv.keys.dtype not in (q.dtype, *MOST) or not nvrtc.copies_boxes(q.device):
+        return False
+    if not 1 < group <= MOST_HEADS or dim not in (64, 128) or kv.keys.stride()[2:] != (dim, 1):
+        return False
+    inputs = (q,) if new is None else (q, new.k, new.v)
+    half = 0 if new is None or new.angles is None else new.angles.shape[2]
+    is_wide = FEWEST_SLICES <= dim // values <= MOST_SLICES
+    return is_wide and half % values == 0 and all(map(has_slices, inputs))
+
+
+def stage_bytes(dim: int, kept: torch.dtype) -> int:
+    """Returns the bytes of a stage: keys and values, and of 8 bits their scales."""
+    return 2 * TOKENS * (dim * kept.itemsize + (4 if kept in MOST else 0))
+
+
+def num_stages(dim: int, kept: torch.dtype) -> int:
+    return min(4, STAGE_BYTES // stage_bytes(dim, kept))
+
+
+def shared_memory(group: int, dim: int, kept: torch.dtype, cluster: int, *, new: bool) -> int:
+    """Returns the bytes of shared memory of a program: stages, that of a new token, and what is merged."""
+    stages = WARPS * num_stages(dim, kept) + new
+    return stages * stage_bytes(dim, kept) + (4 * cluster * group * (dim + 2) if cluster > 1 else 0)
+
+
+@functools.cache
+def cluster_size(pairs: int, group: int, dim: int, kept: torch.dtype, processors: int) -> int:
+    """Returns how many programs share the context of each row and head of keys: as many as leave the fewest
+    processors idle."""
+
+    def time(cluster: int) -> float:
+        memory = shared_memory(group, dim, kept, cluster, new=True)
+        room = processors * min(REGISTER_PROGRAMS, MEMORY // memory)
+        return -(-pairs * cluster // room) / cluster
+
+    return min(CLUSTERS, key=time)
+
+
+def attention(
+    q: Tensor,
+    kv: PagedKV,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    variant: AttentionVariant,
+    new: NewTokens | None,
+) -> Tensor:
+    """Does what the operations `paged_attention` and, with `new`, `step_attention` say, for what `fits` says yes to."""
+    rows, heads, dim = q.shape
+    kv_heads, block = kv.keys.shape[1:3]
+    k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
+    assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
+    group, kept = heads // kv_heads, kv.keys.dtype
+    cluster = cluster_size(rows * kv_heads, group, dim, kept, num_processors(q.device))
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    constants = {
+        "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kept], "HEADS": heads, "GROUP": group, "DIM": dim,
+        "HALF": 0 if angles is None else angles.shape[2], "BLOCK": block, "CLUSTER": cluster, "WARPS": WARPS,
+        "STAGES": num_stages(dim, kept), "NEW": int(new is not None), "CAP": f"{variant.softcap or 0.0:.9e}f",
+        "REACH": -1 if variant.reach is None else variant.reach, "LARGEST": f"{MOST.get(kept, 1.0):.1f}f",
+    }  # fmt: skip
+    memory = shared_memory(group, dim, kept, cluster, new=new is not None)
+    _kernel(tuple(constants.items()), memory, q.device).launch(
+        (cluster, kv_heads, rows), 32 * WARPS,
+        q, kv.keys, kv.values, kv.key_scales, kv.value_scales, k, v, angles, tables, slots, lengths, out,
+        product_scale(scale, variant), q.stride(0), q.stride(1), 0 if k is None else k.stride(0),
+        0 if v is None else v.stride(0), *kv.keys.stride()[:2],
+        0 if kv.key_scales is None else kv.key_scales.stride(0), tables.stride(0), cluster=cluster,
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def _kernel(constants: tuple[tuple[str, int | str], ...], memory: int, device: torch.device) -> nvrtc.CudaKernel:
+    return nvrtc.CudaKernel("attend_group.cu", "attend_group", dict(constants), memory)
