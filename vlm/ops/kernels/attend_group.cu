@@ -3,15 +3,16 @@
 //
 // A cluster has the heads of a row that share keys, as rows of the tensor cores' products, each of its programs a share
 // of the context. WARPS warps take stages of TOKENS tokens in turn, each copies what it reads itself, the first STAGES
-// of them before the kernels ahead of this one have ended. What the programs found is merged in the shared memory of the
-// first one.
+// of them before the kernels ahead of this one have ended. What the programs found each of them merges for a share of the
+// results, out of the shared memory of all.
 //
 // Products do not care for the order of what they sum up, nor results for that of their columns: a thread has 16 bytes of
 // a token as they lie, keys for the products' inputs, values for their columns. Nothing is transposed, and values of 8
 // bits become float16 in the registers that they are loaded into. Slices lie where those that are loaded together are in
 // other banks.
 //
-// In a step each row's own token comes with it (NEW), as a stage of one token of the first warp of the first program.
+// In a step each row's own token comes with it (NEW), as a stage of one token of the last warp of the last program, which
+// has the fewest others.
 //
 // Defined when it is compiled: what attention.cuh says, HEADS, GROUP (query heads that share one of keys, up to 16),
 // BLOCK, CLUSTER, NEW, REACH.
@@ -276,6 +277,33 @@ __device__ __forceinline__ void store_shared(u32 to, const Vector& x) {
                  ::"r"(to), "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3]) : "memory");
 }
 
+// A number where a program of the cluster has this address.
+__device__ __forceinline__ float float_of(int program, u32 at) {
+    float r;
+    asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a]; }"
+                 : "=f"(r) : "r"(at), "r"(program) : "memory");
+    return r;
+}
+
+// A column of what the programs of a cluster found of a head.
+__device__ __forceinline__ Merged merged_of_cluster(u32 head, int d) {
+    float parts[CLUSTER * 3];
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) {
+        parts[3 * i] = float_of(i, head + 4 * d), parts[3 * i + 1] = float_of(i, head + 4 * DIM);
+        parts[3 * i + 2] = float_of(i, head + 4 * DIM + 4);
+    }
+    Merged all = {0.0f, 0.0f, LOWEST};
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) all.highest = fmaxf(all.highest, parts[3 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) {
+        const float weight = exp2_of(parts[3 * i + 1] - all.highest);
+        all.sum += parts[3 * i] * weight, all.weights += parts[3 * i + 2] * weight;
+    }
+    return all;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
     const unsigned short* new_k, const unsigned short* new_v, const float* angles, const int* tables, const int* slots,
@@ -283,10 +311,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     int head_stride, int scale_stride, int table_stride) {
     extern __shared__ __align__(128) char memory[];
     constexpr int RING = WARPS * STAGES * STAGE;
-    float* found = (float*)memory;                // [WARPS, GROUP, FOUND], when all stages have been read
-    float* gathered = (float*)(memory + RING + (NEW ? STAGE : 0));  // [CLUSTER, GROUP, FOUND]: of the programs
+    // when all stages have been read: what warps found [WARPS, GROUP, FOUND], and what they did together
+    float *found = (float*)memory, *together = found + WARPS * GROUP * FOUND;
     asm volatile("griddepcontrol.launch_dependents;");
-    if (CLUSTER > 1) cluster_arrive();  // nobody writes to a program that has not begun
     const int split = CLUSTER > 1 ? blockIdx.x : 0, kv_head = blockIdx.y, row = blockIdx.z;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int length = lengths[row];
@@ -327,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
 
     angles += (i64)row * 2 * HALF;
     Rows rows(q + (i64)row * q_row, angles, kv_head * GROUP, q_head, scale);
-    if (NEW && split == 0 && warp == 0) {
+    if (NEW && split == CLUSTER - 1 && warp == WARPS - 1) {
         const int token = lane / LANES, slice = lane % LANES;
         const u32 to = shared_address(memory) + RING;
         for (int i = lane; i < STAGE / 16; i += 32) store_shared(to + 16 * i, Vector{});
@@ -372,20 +399,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     rows.store(found + warp * GROUP * FOUND);
     __syncthreads();
     if (CLUSTER > 1) {
-        cluster_wait();
         for (int i = threadIdx.x; i < GROUP * FOUND; i += THREADS) {
-            const int d = i % FOUND;  // the last two are the largest score and the sum of weights
+            const int d = i % FOUND;  // the last two are the highest score and the sum of weights
             const Merged all = merged<WARPS, GROUP * FOUND>(found + i / FOUND * FOUND, d);
-            store_in_first(shared_address(gathered + split * GROUP * FOUND + i), d == DIM ? all.highest : all.sum);
+            together[i] = d == DIM ? all.highest : all.sum;
         }
-        cluster_arrive();
-        cluster_wait();
-        if (split > 0) return;
+        cluster_arrive(), cluster_wait();
     }
-    for (int i = threadIdx.x; i < GROUP * DIM; i += THREADS) {
+    constexpr int EACH = GROUP * DIM / CLUSTER;  // of the results
+    for (int i = split * EACH + threadIdx.x; i < (split + 1) * EACH; i += THREADS) {
         const int head = i / DIM, d = i % DIM;
-        const Merged all = CLUSTER > 1 ? merged<CLUSTER, GROUP * FOUND>(gathered + head * FOUND, d)
-                                       : merged<WARPS, GROUP * FOUND>(found + head * FOUND, d);
+        Merged all;
+        if (CLUSTER > 1) all = merged_of_cluster(shared_address(together + head * FOUND), d);
+        else all = merged<WARPS, GROUP * FOUND>(found + head * FOUND, d);
         out[((i64)row * HEADS + kv_head * GROUP + head) * DIM + d] = (unsigned short)pack_x(all.sum / all.weights, 0.0f);
     }
+    if (CLUSTER > 1) cluster_arrive(), cluster_wait();  // nobody leaves whose results are still read
 }

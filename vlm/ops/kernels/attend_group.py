@@ -24,6 +24,7 @@ MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
 MEMORY, REGISTER_PROGRAMS = 225 * 1024, 3  # bytes of a processor that programs share; programs that registers allow
+START = 0.04  # what a program takes to begin and to end, of the time of a context
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
 
 
@@ -50,23 +51,18 @@ def num_stages(dim: int, kept: torch.dtype) -> int:
     return min(4, STAGE_BYTES // stage_bytes(dim, kept))
 
 
-def shared_memory(group: int, dim: int, kept: torch.dtype, cluster: int, *, new: bool) -> int:
-    """Returns the bytes of shared memory of a program: stages, that of a new token, and what is merged."""
-    stages = WARPS * num_stages(dim, kept) + new
-    return stages * stage_bytes(dim, kept) + (4 * cluster * group * (dim + 2) if cluster > 1 else 0)
+def shared_memory(dim: int, kept: torch.dtype, *, new: bool) -> int:
+    """Returns the bytes of shared memory of a program: stages, and that of a new token; what is merged takes their
+    place."""
+    return (WARPS * num_stages(dim, kept) + new) * stage_bytes(dim, kept)
 
 
 @functools.cache
-def cluster_size(pairs: int, group: int, dim: int, kept: torch.dtype, processors: int) -> int:
-    """Returns how many programs share the context of each row and head of keys: as many as leave the fewest
-    processors idle."""
-
-    def time(cluster: int) -> float:
-        memory = shared_memory(group, dim, kept, cluster, new=True)
-        room = processors * min(REGISTER_PROGRAMS, MEMORY // memory)
-        return -(-pairs * cluster // room) / cluster
-
-    return min(CLUSTERS, key=time)
+def cluster_size(pairs: int, dim: int, kept: torch.dtype, processors: int) -> int:
+    """Returns how many programs share the context of each row and head of keys: as many as leave the fewest processors
+    idle."""
+    room = processors * min(REGISTER_PROGRAMS, MEMORY // shared_memory(dim, kept, new=True))
+    return min(CLUSTERS, key=lambda cluster: -(-pairs * cluster // room) * (1 / cluster + START))
 
 
 def attention(
@@ -85,7 +81,7 @@ def attention(
     k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
     assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
     group, kept = heads // kv_heads, kv.keys.dtype
-    cluster = cluster_size(rows * kv_heads, group, dim, kept, num_processors(q.device))
+    cluster = cluster_size(rows * kv_heads, dim, kept, num_processors(q.device))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     constants = {
         "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kept], "HEADS": heads, "GROUP": group, "DIM": dim,
@@ -93,7 +89,7 @@ def attention(
         "STAGES": num_stages(dim, kept), "NEW": int(new is not None), "CAP": f"{variant.softcap or 0.0:.9e}f",
         "REACH": -1 if variant.reach is None else variant.reach, "LARGEST": f"{MOST.get(kept, 1.0):.1f}f",
     }  # fmt: skip
-    memory = shared_memory(group, dim, kept, cluster, new=new is not None)
+    memory = shared_memory(dim, kept, new=new is not None)
     _kernel(tuple(constants.items()), memory, q.device).launch(
         (cluster, kv_heads, rows), 32 * WARPS,
         q, kv.keys, kv.values, kv.key_scales, kv.value_scales, k, v, angles, tables, slots, lengths, out,

@@ -1,0 +1,52 @@
+"""Attention of heads that share keys, in CUDA C++: it compiles without a GPU, what it computes tests/gpu shows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+from vlm.ops.kernels import attend_group, nvrtc
+from vlm.ops.paged_kv import PagedKV
+
+CONSTANTS = {
+    "X_TYPE": 1, "KV_TYPE": 1, "HEADS": 16, "GROUP": 2, "DIM": 128, "HALF": 64, "BLOCK": 16, "CLUSTER": 1, "WARPS": 4,
+    "STAGES": 3, "NEW": 1, "CAP": "0.0f", "REACH": -1, "LARGEST": "1.0f",
+}  # fmt: skip
+
+
+def compiled(**changes: int | str) -> bytes:
+    return nvrtc.compiled("attend_group.cu", tuple((CONSTANTS | changes).items()), "sm_90a")
+
+
+@pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
+@pytest.mark.parametrize("kept", [-1, 2, 3])
+@pytest.mark.parametrize("x_type", [0, 1])
+def test_it_compiles_for_every_type_and_variant(x_type, kept):
+    types = {"X_TYPE": x_type, "KV_TYPE": x_type if kept < 0 else kept}
+    for new, group in itertools.product((0, 1), (2, 16)):
+        assert compiled(**types, NEW=new, GROUP=group)
+    assert compiled(**types, HALF=16, GROUP=8, CAP="3.0e1f", REACH=37, CLUSTER=4, STAGES=4)
+    if kept < 0:
+        assert compiled(**types, DIM=64, HALF=32, CLUSTER=8)
+
+
+def test_shared_memory_holds_what_is_merged():
+    """In the place of the stages."""
+    for group, dim, kept in itertools.product((2, 8, 16), (64, 128), (torch.bfloat16, torch.int8, torch.float8_e4m3fn)):
+        stages = attend_group.WARPS * attend_group.num_stages(dim, kept) * attend_group.stage_bytes(dim, kept)
+        assert (attend_group.WARPS + 1) * group * (dim + 2) * 4 <= stages
+        assert 2 * attend_group.shared_memory(dim, kept, new=True) <= attend_group.MEMORY
+
+
+def test_a_cluster_leaves_the_fewest_processors_idle():
+    size = lambda pairs, kept: attend_group.cluster_size(pairs, 128, kept, 132)  # noqa: E731
+    assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [8, 4, 1, 1]
+    assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [8, 4, 1, 2]
+
+
+def test_the_cpu_is_for_others():
+    kv = PagedKV(*torch.zeros(2, 3, 2, 16, 64, dtype=torch.float16))
+    assert not attend_group.fits(torch.zeros(1, 4, 64, dtype=torch.float16), kv, None)
