@@ -43,8 +43,9 @@ def test_shared_memory_holds_what_is_merged():
 
 def test_a_cluster_leaves_the_fewest_processors_idle():
     size = lambda pairs, kept: attend_group.cluster_size(pairs, 128, kept, 132)  # noqa: E731
-    assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [8, 4, 1, 1]
+    assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [8, 2, 1, 1]
     assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [8, 4, 1, 2]
+    assert attend_group.cluster_size(192, 64, torch.bfloat16, 132) == 2
 
 
 def test_the_cpu_is_for_others():

@@ -6,6 +6,7 @@ over images of sizes that come again are CUDA graphs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -24,7 +25,7 @@ from vlm.ops.packed_attention import tiles_of
 from vlm.ops.tiles import TILE_ROWS
 from vlm.parallel.collectives import Ranks
 from vlm.requests.image import Image
-from vlm.requests.pixels import pixel_values
+from vlm.requests.pixels import Normalization, pixel_values
 
 
 class PatchEncoder:
@@ -85,9 +86,10 @@ class PatchEncoder:
 
     def _encode_pass(self, images: Items[Image]) -> Tensor:
         """Returns the features [sum of rows, hidden] of images."""
+        stacks = [(kind, list(some)) for kind, some in itertools.groupby(images, _kind)]
         # levels, a quarter of the bytes, are normalized on the device
-        pixels = [upload_stacked([image.pixels], self.device)[0] for image in images]
-        key = "patches", *((image.pixels.shape, image.pixels.dtype, image.normalization) for image in images)
+        pixels = [upload_stacked([image.pixels for image in some], self.device) for _, some in stacks]
+        key = "patches", *((kind, len(some)) for kind, some in stacks)
         # the memory of a graph stays taken: a larger image goes without
         is_usual = sum(map(self._num_patches, images)) <= self.most_patches
         if self.graphs is None or not is_usual or not self._graph_shapes.chooses(key):
@@ -97,15 +99,17 @@ class PatchEncoder:
         return self.graphs.run(key, *pixels).clone()  # its next run overwrites it
 
     def _pass_over(self, images: Items[Image]) -> Callable[..., Tensor]:
-        """Returns the pass over images of these sizes: their pixels [C, H, W] on the device -> features."""
+        """Returns the pass over images of these sizes: their pixels on the device, [n, C, H, W] of those of one kind
+        that follow each other -> features."""
         layout = PatchLayout.of((image.pixels.shape[1:] for image in images), self.config, self.device)
         batch = ForwardBatch(layout.positions, self._attention(layout.counts))
         within = [replace(batch, attention=self._attention(layout.windows))] if layout.windows else []
-        normalizations = [image.normalization for image in images]
+        normalizations = [normalization for (_, _, normalization), _ in itertools.groupby(images, _kind)]
 
         def encode(*pixels: Tensor) -> Tensor:
-            values = (pixel_values(*pair).to(self.dtype) for pair in zip(pixels, normalizations, strict=True))
-            return self.visual(layout.packed(values, self.config), layout.squares, batch, *within)
+            stacks = (pixel_values(*pair).to(self.dtype) for pair in zip(pixels, normalizations, strict=True))
+            patches = layout.packed(itertools.chain.from_iterable(stacks), self.config)
+            return self.visual(patches, layout.squares, batch, *within)
 
         return encode
 
@@ -113,3 +117,8 @@ class PatchEncoder:
         """Returns attention among so many rows each, one after the other."""
         tiles = tiles_of(counts, TILE_ROWS if self.device.type == "cuda" else None)
         return PackedMetadata(torch.tensor(tiles, dtype=torch.int32).to(self.device, non_blocking=True))
+
+
+def _kind(image: Image) -> tuple[torch.Size, torch.dtype, Normalization | None]:
+    """Returns what images have in common that are stacked."""
+    return image.pixels.shape, image.pixels.dtype, image.normalization

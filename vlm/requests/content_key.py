@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 SIZE = 16  # bytes of a key
-PIECE = 2**20  # bytes of a content that threads hash beside each other: a page's take one of them milliseconds
+PIECE = 2**18  # bytes of a content that threads hash beside each other: a page's take one of them milliseconds
 MOST_THREADS = 8
 
 

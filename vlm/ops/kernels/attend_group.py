@@ -8,6 +8,7 @@ splits of a context meet in global memory.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
 MEMORY, REGISTER_PROGRAMS = 225 * 1024, 3  # bytes of a processor that programs share; programs that registers allow
-START = 0.04  # what a program takes to begin and to end, of the time of a context
+FULL = 0.9  # of the programs that there is room for, in large clusters
+START = 0.1  # what a program takes to begin and to end, of the time of a context
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
 
 
@@ -60,9 +62,14 @@ def shared_memory(dim: int, kept: torch.dtype, *, new: bool) -> int:
 @functools.cache
 def cluster_size(pairs: int, dim: int, kept: torch.dtype, processors: int) -> int:
     """Returns how many programs share the context of each row and head of keys: as many as leave the fewest processors
-    idle."""
+    idle. As measured on an H200, clusters of four that take nearly all of its memory are slower than half as many of
+    two: nothing of the next kernel begins beside them."""
     room = processors * min(REGISTER_PROGRAMS, MEMORY // shared_memory(dim, kept, new=True))
-    return min(CLUSTERS, key=lambda cluster: -(-pairs * cluster // room) * (1 / cluster + START))
+
+    def time(cluster: int) -> float:
+        return math.ceil(pairs * cluster / (room if cluster <= 2 else FULL * room)) * (1 / cluster + START)
+
+    return min(CLUSTERS, key=time)
 
 
 def attention(
