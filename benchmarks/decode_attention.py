@@ -1,10 +1,11 @@
 """Times the attention of a decode step, by itself, in a CUDA graph: a tool for who changes it.
 
     python benchmarks/decode_attention.py
-    python benchmarks/decode_attention.py lightonocr-1b --kv-cache-dtype fp8 int8 --triton
+    python benchmarks/decode_attention.py lightonocr-1b --kv-cache-dtype fp8 int8
 
-Heads share keys in these models. What it prints, microseconds a layer and terabytes a second of keys and values, is for
-comparing two states of a kernel in one run of a machine; figures of models come from `vlm bench`.
+Heads share keys in these models; beside the kernel of compute capability 9.0 runs that of other GPUs. What it prints,
+microseconds a layer and terabytes a second of keys and values, is for comparing two states of a kernel in one run of a
+machine; figures of models come from `vlm bench`.
 """
 
 from __future__ import annotations
@@ -104,14 +105,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", default=list(STEPS), metavar="STEP", help=", ".join(STEPS))
     parser.add_argument("--kv-cache-dtype", nargs="+", default=list(CACHE_TYPES), choices=list(CACHE_TYPES))
-    parser.add_argument("--triton", action="store_true", help="beside it the kernel of other GPUs")
     options = parser.parse_args()
     fits = attend_group.fits
     for name, kept in itertools.product(options.steps, options.kv_cache_dtype):
         step, dtype = STEPS[name], CACHE_TYPES[kept]
         layers = Layers(step, dtype)
         size = 2 * step.rows * step.context * step.kv_heads * step.dim * dtype.itemsize
-        for kernel in ("clusters", "triton") if options.triton else ("clusters",):
+        for kernel in ("clusters", "triton"):
             attend_group.fits = fits if kernel == "clusters" else lambda *_: False
             time = microseconds(layers)
             print(f"{name:26} {kept:7} {kernel:9} {time:8.1f} us a layer {size / time / 1e6:6.2f} TB/s", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +87,28 @@ def test_of_long_work_what_comes_soon_goes_along(pool, monkeypatch):
     assert feed.ready(block=False) == [] and feed.more
     slow.set()
     assert drained(feed) == {2: True}
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_who_uses_inputs_as_they_come_says_whether_there_is_time_for_another(pool, monkeypatch, has_time):
+    """By a clock that each use of an input takes further than anybody waits."""
+    used, gate = [], threading.Event()
+    monkeypatch.setattr(prefetch, "SOON", 60.0)
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(monotonic=lambda: 100.0 * len(used)))
+
+    def use(value: str) -> bool:
+        used.append(value)
+        if has_time and len(used) == 2:
+            gate.set()  # the third one is on its way now
+        return has_time
+
+    feed = Prefetch(pool, enumerate("abc"), lambda _, value: (value != "c" or gate.wait(60)) and value, window=3)
+    taken = [outcome.value for _, outcome in feed.ready(block=True, use=use)]
+    assert taken == used and sorted(taken) == (["a", "b", "c"] if has_time else ["a", "b"])
+    gate.set()
+    for _ in taken:
+        feed.done()
+    assert sorted([*taken, *drained(feed).values()]) == ["a", "b", "c"]
 
 
 def test_an_error_is_its_own_inputs_alone(pool):

@@ -23,8 +23,7 @@ class ImagesAhead:
     def of(cls, loop: EngineLoop, most: int) -> ImagesAhead | None:
         """None: of an engine that has no device of its own to work on meanwhile, or shares its work with ranks."""
         engine = loop.engine
-        is_one = isinstance(engine, LLMEngine) and engine.executor.asynchronous
-        return cls(loop, engine, most) if is_one else None
+        return cls(loop, engine, most) if isinstance(engine, LLMEngine) and engine.executor.asynchronous else None
 
     def begin(self) -> None:
         """Is told that the engine is idle."""

@@ -17,6 +17,7 @@ from vlm.api.job import Job
 from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.pages_in_steps import PagesInSteps, lone_image
+from vlm.api.pooled import THREADS
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
@@ -75,7 +76,7 @@ class Pipeline:
         self.clock = StageClock()  # of what this process does to inputs and outputs
         self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self._encoder = EncoderCalls(self.llm, self.processor, self.capabilities)
-        self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "preprocess", take_one_thread)
+        self._workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "preprocess", take_one_thread)
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)

@@ -101,7 +101,7 @@ class PatchEncoder:
     def _pass_over(self, images: Items[Image]) -> Callable[..., Tensor]:
         """Returns the pass over images of these sizes: their pixels on the device, [n, C, H, W] of those of one kind
         that follow each other -> features."""
-        layout = PatchLayout.of((image.pixels.shape[1:] for image in images), self.config, self.device)
+        layout = PatchLayout.of([image.pixels for image in images], self.config, self.device)
         batch = ForwardBatch(layout.positions, self._attention(layout.counts))
         within = [replace(batch, attention=self._attention(layout.windows))] if layout.windows else []
         normalizations = [normalization for (_, _, normalization), _ in itertools.groupby(images, _kind)]

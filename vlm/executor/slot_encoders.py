@@ -11,6 +11,7 @@ from vlm.backends.graphs.network import Network
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.executor.adapters import AdapterCache
+from vlm.executor.graph_pool import GraphPool
 from vlm.executor.networks import required
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.slot_inputs import encode_padded
@@ -20,7 +21,7 @@ from vlm.layers.forward_batch import HiddenStateRecorder
 class SlotEncoders:
     """Networks whose sequences are right-padded."""
 
-    graphs = None
+    graphs: GraphPool | None = None
     stream: torch.cuda.Stream | None = None  # their buffers are decoding's, too
 
     def __init__(

@@ -76,9 +76,9 @@ class PatchLayout:
     windows: list[int]  # patches of each window, if there are any
 
     @classmethod
-    def of(cls, sizes: Iterable[tuple[int, int]], config: PatchedVisionConfig, device: torch.device) -> PatchLayout:
-        """Lays out images of (height, width) that the network takes."""
-        grids = [config.patches_of(*size) for size in sizes]
+    def of(cls, images: Iterable[Tensor], config: PatchedVisionConfig, device: torch.device) -> PatchLayout:
+        """Lays out images [C, H, W] of sizes that the network takes, on a device."""
+        grids = [config.patches_of(*image.shape[1:]) for image in images]
         counts = [rows * columns for rows, columns in grids]
         begins = np.cumsum([0, *counts[:-1]])
         places = [_places(*grid, config.merge_size, config.window) for grid in grids]
