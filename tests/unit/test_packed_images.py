@@ -45,8 +45,7 @@ def test_features_of_graphs_are_those_of_eager_passes(name, tmp_path):
         assert [len(each) for each in found] == [image.rows for image in images]
         for ours, theirs in zip(found, want, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-        # of each kind of pixels, those that were met before
-        assert len(pool.passes) == (0 if count == 1 else 2 if count == 2 and levels else 4)
+        assert len(pool.passes) == (0 if count == 1 and levels else 2)  # of the sizes that were met before
 
 
 def test_what_a_pass_gives_stays_when_the_next_one_runs(tmp_path):
@@ -67,6 +66,28 @@ class Kept(Replayed):
         output = super().run(key, *inputs)
         self.output = getattr(self, "output", output)
         return self.output.copy_(output)
+
+
+def test_without_memory_for_a_graph_passes_run_as_they_are(tmp_path):
+    """And it is not tried again."""
+    pipe = Pipeline(engine_dir(MODELS["lighton-ocr"](), tmp_path, max_batch_size=2), RuntimeConfig(device="cpu"))
+    encoder, generator = pipe.llm.encoders.patch_encoder, torch.Generator().manual_seed(2)
+    encoder.graphs = pool = Full()
+    for _ in range(4):
+        images = images_of(encoder.config, SIDES[:1], generator, levels=True)
+        [found] = encoder.encode(images)
+        assert torch.equal(found, encoder._pass_over(images)(encoder._values(images)))
+    assert pool.tried == 1 and not pool.passes
+
+
+class Full(Replayed):
+    """Has no memory for a graph."""
+
+    tried = 0
+
+    def capture(self, key, function, *inputs):
+        self.tried += 1
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 def test_images_of_more_patches_than_a_pass_has_are_no_graphs(tmp_path):

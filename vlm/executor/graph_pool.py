@@ -80,15 +80,20 @@ class GraphShapes:
 
     def __init__(self, *, after: int = 0, most: int = MAX_GRAPH_SHAPES):
         self._after, self._most = after, most
-        self._chosen, self._met = set[Hashable](), Counter[Hashable]()
+        self._chosen: dict[Hashable, bool] = {}  # False: it was refused
+        self._met = Counter[Hashable]()
 
     def chooses(self, shape: Hashable) -> bool:
         """Says whether a pass that comes now is one."""
         if shape in self._chosen or len(self._chosen) >= self._most:
-            return shape in self._chosen
+            return self._chosen.get(shape, False)
         if self._met[shape] >= self._after:
-            self._chosen.add(shape)
+            self._chosen[shape] = True
         elif len(self._met) >= MOST_REMEMBERED:
             self._met.clear()
         self._met[shape] += 1
         return shape in self._chosen
+
+    def refuse(self, shape: Hashable) -> None:
+        """Chooses a shape no more: there was no memory for its graph."""
+        self._chosen[shape] = False

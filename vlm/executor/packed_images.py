@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool, GraphShapes
+from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.executor.upload import upload_stacked
 from vlm.layers.attention_metadata import PackedMetadata
@@ -53,19 +54,17 @@ class PatchEncoder:
             features
             for few in batched(list(images), self.most)
             for part in batched_by_tokens(few, self.most_patches, self._num_patches)
-            for number in self._pass_sizes(part)
-            for features in self._encode_pass(part[number]).split([image.rows for image in part[number]])
+            for some in self._passes(part)
+            for features in self._encode_pass(some).split([image.rows for image in some])
         ]
 
-    def _pass_sizes(self, images: Items[Image]) -> Iterator[slice]:
+    def _passes(self, images: Items[Image]) -> Iterator[Items[Image]]:
         """Yields the images of each pass: of one size powers of two, so that passes come again and are graphs."""
-        is_alike = self.graphs is not None and len({image.pixels.shape for image in images}) == 1
-        first = 0
-        while first < len(images):
-            rest = len(images) - first
-            count = 1 << (rest.bit_length() - 1) if is_alike else rest
-            yield slice(first, first + count)
-            first += count
+        are_alike = self.graphs is not None and len({image.pixels.shape for image in images}) == 1
+        while images:
+            count = 1 << (len(images).bit_length() - 1) if are_alike else len(images)
+            yield images[:count]
+            images = images[count:]
 
     def encode_share(self, images: Items[Image], ranks: Ranks) -> list[Tensor]:
         """Does the same, of which each rank encodes a share."""
@@ -86,32 +85,37 @@ class PatchEncoder:
 
     def _encode_pass(self, images: Items[Image]) -> Tensor:
         """Returns the features [sum of rows, hidden] of images."""
-        stacks = [(kind, list(some)) for kind, some in itertools.groupby(images, _kind)]
-        # levels, a quarter of the bytes, are normalized on the device
-        pixels = [upload_stacked([image.pixels for image in some], self.device) for _, some in stacks]
-        key = "patches", *((kind, len(some)) for kind, some in stacks)
+        values = [self._values(list(alike)) for _, alike in itertools.groupby(images, _kind)]
+        key = "patches", *(each.shape for each in values)
         # the memory of a graph stays taken: a larger image goes without
         is_usual = sum(map(self._num_patches, images)) <= self.most_patches
         if self.graphs is None or not is_usual or not self._graph_shapes.chooses(key):
-            return self._pass_over(images)(*pixels)
+            return self._pass_over(images)(*values)
         if key not in self.graphs:
-            self.graphs.capture(key, self._pass_over(images), *pixels)
-        return self.graphs.run(key, *pixels).clone()  # its next run overwrites it
+            with suppress_out_of_memory():
+                self.graphs.capture(key, self._pass_over(images), *values)
+        if key not in self.graphs:
+            self._graph_shapes.refuse(key)
+            return self._pass_over(images)(*values)
+        return self.graphs.run(key, *values).clone()  # its next run overwrites it
 
     def _pass_over(self, images: Items[Image]) -> Callable[..., Tensor]:
-        """Returns the pass over images of these sizes: their pixels on the device, [n, C, H, W] of those of one kind
-        that follow each other -> features."""
+        """Returns the pass over images of these sizes: their values, [n, C, H, W] of some that follow each other ->
+        features."""
         layout = PatchLayout.of([image.pixels for image in images], self.config, self.device)
         batch = ForwardBatch(layout.positions, self._attention(layout.counts))
         within = [replace(batch, attention=self._attention(layout.windows))] if layout.windows else []
-        normalizations = [normalization for (_, _, normalization), _ in itertools.groupby(images, _kind)]
 
-        def encode(*pixels: Tensor) -> Tensor:
-            stacks = (pixel_values(*pair).to(self.dtype) for pair in zip(pixels, normalizations, strict=True))
-            patches = layout.packed(itertools.chain.from_iterable(stacks), self.config)
+        def encode(*values: Tensor) -> Tensor:
+            patches = layout.packed(itertools.chain.from_iterable(values), self.config)
             return self.visual(patches, layout.squares, batch, *within)
 
         return encode
+
+    def _values(self, images: Items[Image]) -> Tensor:
+        """Returns pixel values [n, C, H, W] on the device: levels, a quarter of the bytes, are normalized there."""
+        pixels = upload_stacked([image.pixels for image in images], self.device)
+        return pixel_values(pixels, images[0].normalization).to(self.dtype)
 
     def _attention(self, counts: list[int]) -> PackedMetadata:
         """Returns attention among so many rows each, one after the other."""
