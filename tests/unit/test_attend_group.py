@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,7 +39,8 @@ def test_shared_memory_holds_what_is_merged():
     for group, dim, kept in itertools.product((2, 8, 16), (64, 128), (torch.bfloat16, torch.int8, torch.float8_e4m3fn)):
         stages = attend_group.WARPS * attend_group.num_stages(dim, kept) * attend_group.stage_bytes(dim, kept)
         assert (attend_group.WARPS + 1) * group * (dim + 2) * 4 <= stages
-        assert 2 * attend_group.shared_memory(dim, kept, new=True) <= attend_group.MEMORY
+        program = attend_group.shared_memory(dim, kept, new=True) + attend_group.RESERVED
+        assert 2 * program <= attend_group.MEMORY
 
 
 def test_a_cluster_leaves_the_fewest_processors_idle():
@@ -51,3 +53,14 @@ def test_a_cluster_leaves_the_fewest_processors_idle():
 def test_the_cpu_is_for_others():
     kv = PagedKV(*torch.zeros(2, 3, 2, 16, 64, dtype=torch.float16))
     assert not attend_group.fits(torch.zeros(1, 4, 64, dtype=torch.float16), kv, None)
+
+
+@pytest.mark.parametrize("kept, memory, is_taken", [
+    (torch.bfloat16, 227, True), (torch.bfloat16, 99, False), (torch.float8_e4m3fn, 99, True),
+])  # fmt: skip
+def test_gpus_of_little_shared_memory_are_for_others(kept, memory, is_taken, monkeypatch):
+    properties = SimpleNamespace(shared_memory_per_block_optin=memory * 1024)
+    monkeypatch.setattr(attend_group, "device_properties", lambda index: properties)
+    monkeypatch.setattr(attend_group.nvrtc, "copies_boxes", lambda device: True)
+    kv = PagedKV(*torch.zeros(2, 3, 2, 16, 128, dtype=kept))
+    assert attend_group.fits(torch.zeros(1, 4, 128, dtype=torch.bfloat16), kv, None) == is_taken

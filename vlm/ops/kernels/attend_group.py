@@ -17,14 +17,15 @@ from vlm.ops.attention_variant import AttentionVariant
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.attend import KV_TYPES, SLICE, X_TYPES, has_slices
 from vlm.ops.kernels.attention_variant import product_scale
-from vlm.ops.kernels.device import num_processors
+from vlm.ops.kernels.device import device_properties, num_processors
 from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
 
 WARPS, TOKENS = 4, 16  # as in attend_group.cu: of a program, of a stage
 MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
-MEMORY, REGISTER_PROGRAMS = 225 * 1024, 3  # bytes of a processor that programs share; programs that registers allow
+MEMORY, RESERVED = 228 * 1024, 1024  # bytes of a processor that programs share, and of each that it has for itself
+REGISTER_PROGRAMS = 3  # that registers allow
 FULL = 0.9  # of the programs that there is room for, in large clusters
 START = 0.1  # what a program takes to begin and to end, of the time of a context
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
@@ -40,8 +41,11 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
         return False
     inputs = (q,) if new is None else (q, new.k, new.v)
     half = 0 if new is None or new.angles is None else new.angles.shape[2]
-    is_wide = FEWEST_SLICES <= dim // values <= MOST_SLICES
-    return is_wide and half % values == 0 and all(map(has_slices, inputs))
+    if not FEWEST_SLICES <= dim // values <= MOST_SLICES or half % values or not all(map(has_slices, inputs)):
+        return False
+    # half as much on GPUs of the same generation that are made for pictures
+    most = device_properties(q.device.index).shared_memory_per_block_optin
+    return shared_memory(dim, kv.keys.dtype, new=True) <= most
 
 
 def stage_bytes(dim: int, kept: torch.dtype) -> int:
@@ -64,7 +68,7 @@ def cluster_size(pairs: int, dim: int, kept: torch.dtype, processors: int) -> in
     """Returns how many programs share the context of each row and head of keys: as many as leave the fewest processors
     idle. As measured on an H200, clusters of four that take nearly all of its memory are slower than half as many of
     two: nothing of the next kernel begins beside them."""
-    room = processors * min(REGISTER_PROGRAMS, MEMORY // shared_memory(dim, kept, new=True))
+    room = processors * min(REGISTER_PROGRAMS, MEMORY // (shared_memory(dim, kept, new=True) + RESERVED))
 
     def time(cluster: int) -> float:
         return math.ceil(pairs * cluster / (room if cluster <= 2 else FULL * room)) * (1 / cluster + START)
