@@ -8,19 +8,14 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.marks import CLUSTERS
 from vlm.ops import kv_write, paged_attention, rotary
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend
 from vlm.ops.paged_kv import KVCache, NewTokens, PagedKV
 from vlm.ops.step_attention import step_attention
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
-        reason="no CUDA device with compute capability 9.0 is visible",
-    ),
-]
+pytestmark = CLUSTERS
 # rows, heads, heads of keys, head size, block size, blocks a table
 SHAPES = (
     (1, 16, 16, 64, 16, 40),

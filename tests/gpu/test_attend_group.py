@@ -6,19 +6,14 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.marks import CLUSTERS
 from tests.gpu.test_attend import CACHES, _check_near, batch, cache, relative
 from vlm.ops import kv_write, paged_attention, rotary
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend, attend_group
 from vlm.ops.paged_kv import NewTokens, PagedKV
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
-        reason="no CUDA device with compute capability 9.0 is visible",
-    ),
-]
+pytestmark = CLUSTERS
 # rows, heads, heads of keys, head size, block size, blocks a table
 SHAPES = (
     (1, 16, 8, 128, 16, 40),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.marks import CLUSTERS
 from vlm.layers.quant.fp8 import Fp8
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
@@ -17,13 +18,7 @@ from vlm.ops.kernels.norms_ahead import Norm
 from vlm.ops.norms_ahead import norms_ahead
 from vlm.ops.quantized_linear import linear4, linear8
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
-        reason="no CUDA device with compute capability 9.0 is visible",
-    ),
-]
+pytestmark = CLUSTERS
 METHODS = {
     "int8": Int8(),
     "fp8": Fp8(),

@@ -18,7 +18,7 @@ class Device:
     """Encodes until it is told that it has ended."""
 
     def __init__(self, capacity: int, room: int = 100):
-        self.at_work, self.passes, self.room = False, [], room
+        self.is_encoding_ahead, self.passes, self.room = False, [], room
         self.encoder_cache = SimpleNamespace(capacity=capacity)
         self.encoders = self
 
@@ -26,7 +26,7 @@ class Device:
         if len(images) > self.room:
             return False
         self.passes.append(list(images))
-        self.at_work = True
+        self.is_encoding_ahead = True
         return True
 
 
@@ -43,7 +43,7 @@ def test_a_pass_has_what_has_come_since_the_last_one_began():
     device = Device(capacity=10)
     taken = ahead(device)
     assert [taken.take(request(name)) for name in "abc"] == [True] * 3 and device.passes == [["a"]]
-    device.at_work = False
+    device.is_encoding_ahead = False
     assert taken.take(request("d", "e")) and device.passes == [["a"], ["b", "c", "d", "e"]]
     assert taken.take(request())  # a text has time, too
 
@@ -58,7 +58,7 @@ def test_no_more_than_run_at_once_or_are_kept():
     taken = ahead(few, most=2)
     assert [taken.take(request(name)) for name in "abc"] == [True, False, False]
     taken.begin()  # the engine is idle again
-    few.at_work = False
+    few.is_encoding_ahead = False
     assert taken.take(request("d")) and few.passes == [["a"], ["d"]]
     taken = ahead(small)
     assert [taken.take(request(name, name)) for name in "ab"] == [True, False] and small.passes == [["a", "a"]]

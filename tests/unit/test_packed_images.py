@@ -13,6 +13,7 @@ from tests.unit.test_replayed_passes import Replayed
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.executor.graph_pool import MAX_GRAPH_SHAPES, GraphShapes
+from vlm.executor.upload import upload_images
 from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization
 
@@ -76,7 +77,7 @@ def test_without_memory_for_a_graph_passes_run_as_they_are(tmp_path):
     for _ in range(4):
         images = images_of(encoder.config, SIDES[:1], generator, levels=True)
         [found] = encoder.encode(images)
-        assert torch.equal(found, encoder._pass_over(images)(encoder._values(images)))
+        assert torch.equal(found, encoder._pass_over(images)(upload_images(images, encoder.device, encoder.dtype)))
     assert pool.tried == 1 and not pool.passes
 
 

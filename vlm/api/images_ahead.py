@@ -21,12 +21,13 @@ class ImagesAhead:
 
     @classmethod
     def of(cls, loop: EngineLoop, most: int) -> ImagesAhead | None:
-        """None: of an engine that has no device of its own to work on meanwhile, or shares its work with ranks."""
+        """Returns None for an engine that has no device of its own to work on meanwhile, or shares its work with
+        ranks."""
         engine = loop.engine
         return cls(loop, engine, most) if isinstance(engine, LLMEngine) and engine.executor.asynchronous else None
 
     def begin(self) -> None:
-        """Is told that the engine is idle."""
+        """Starts anew: the engine is idle."""
         self._requests, self._room = self._most, self._engine.encoders.encoder_cache.capacity
         self._images: list[Image] = []  # of which no pass has begun
 
@@ -37,8 +38,8 @@ class ImagesAhead:
         if self._requests < 0 or self._room < 0:
             return False
         self._images += request.images
-        if self._images and not self._engine.encoders.at_work:
+        if self._images and not self._engine.encoders.is_encoding_ahead:
             images, self._images = self._images, []
             if not self._loop.encode_ahead(images):
                 self._room = 0
-        return self._engine.encoders.at_work and self._requests > 0 and self._room > 0
+        return self._engine.encoders.is_encoding_ahead and self._requests > 0 and self._room > 0

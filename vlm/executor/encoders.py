@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
@@ -19,13 +19,12 @@ from vlm.executor.packed_images import PatchEncoder
 from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
-from vlm.executor.upload import upload_stacked
+from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.layers.image_tiles import TiledVisionConfig, cut_tiles
 from vlm.layers.patches import PatchedVisionConfig
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.requests.image import Image
-from vlm.requests.pixels import Normalization, pixel_values
 from vlm.requests.request import Request
 
 PASS_PIXELS = 1 << 19  # of a batch-invariant pass: one over fewer takes a GPU about as long
@@ -93,7 +92,7 @@ class Encoders:
             self._ahead.record()
 
     @property
-    def at_work(self) -> bool:
+    def is_encoding_ahead(self) -> bool:
         """Says whether the device is encoding images ahead."""
         return self._ahead is not None and not self._ahead.query()
 
@@ -118,7 +117,7 @@ class Encoders:
     def _features_by_shape(self, images: Items[Image]) -> list[Tensor]:
         """Returns the features of images, or tiles, of which those of one shape share passes."""
         by_number: dict[int, Tensor] = {}
-        for numbers in numbers_by_shape(images):
+        for numbers in numbers_by_kind(images):
             size = self._pass_size(images[numbers[0]].pixels)
             for part in batched(numbers, size * self._encoding_ranks(len(numbers))):
                 by_number |= zip(part, self._encoded([images[i] for i in part], size), strict=True)
@@ -166,10 +165,9 @@ class Encoders:
         return min(self.max_encoder_batch_size, max(1, PASS_PIXELS // pixels[0].numel()))
 
     def _values(self, images: Items[Image], size: int) -> Tensor:
-        """Returns pixel values [n, C, H, W] of images of one shape on the device: levels, a quarter of the bytes, are
-        normalized there. The batch-invariant pass has `size` images, whatever there are."""
-        pixels = upload_stacked([image.pixels for image in images], self.device)
-        values = pixel_values(pixels, images[0].normalization).to(self.dtype)
+        """Returns pixel values [n, C, H, W] of images of one kind on the device. The batch-invariant pass has `size`
+        images, whatever there are."""
+        values = upload_images(images, self.device, self.dtype)
         if not self.batch_invariant:
             return values
         return torch.cat((values, values[:1].expand(size - len(values), -1, -1, -1)))
@@ -204,9 +202,9 @@ def _tiles(image: Image, config: TiledVisionConfig) -> list[Image]:
     return [Image(tile, config.tile_rows, normalization=image.normalization) for tile in tiles]
 
 
-def numbers_by_shape(images: Items[Image]) -> list[list[int]]:
-    """Returns the numbers of the images of each shape and normalization, in the order in which these come first."""
-    groups: dict[tuple[torch.Size, Normalization | None], list[int]] = {}
+def numbers_by_kind(images: Items[Image]) -> list[list[int]]:
+    """Returns the numbers of the images of each kind, in the order in which these come first."""
+    groups: dict[Hashable, list[int]] = {}
     for number, image in enumerate(images):
-        groups.setdefault((image.pixels.shape, image.normalization), []).append(number)
+        groups.setdefault(kind_of(image), []).append(number)
     return list(groups.values())

@@ -18,7 +18,7 @@ from torch import Tensor
 from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.packing import batched, batched_by_tokens
-from vlm.executor.upload import upload_stacked
+from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.patches import PatchedVisionConfig, PatchLayout
@@ -26,7 +26,6 @@ from vlm.ops.packed_attention import tiles_of
 from vlm.ops.tiles import TILE_ROWS
 from vlm.parallel.collectives import Ranks
 from vlm.requests.image import Image
-from vlm.requests.pixels import Normalization, pixel_values
 
 
 class PatchEncoder:
@@ -85,7 +84,8 @@ class PatchEncoder:
 
     def _encode_pass(self, images: Items[Image]) -> Tensor:
         """Returns the features [sum of rows, hidden] of images."""
-        values = [self._values(list(alike)) for _, alike in itertools.groupby(images, _kind)]
+        stacks = (list(alike) for _, alike in itertools.groupby(images, kind_of))
+        values = [upload_images(alike, self.device, self.dtype) for alike in stacks]
         key = "patches", *(each.shape for each in values)
         # the memory of a graph stays taken: a larger image goes without
         is_usual = sum(map(self._num_patches, images)) <= self.most_patches
@@ -112,17 +112,7 @@ class PatchEncoder:
 
         return encode
 
-    def _values(self, images: Items[Image]) -> Tensor:
-        """Returns pixel values [n, C, H, W] on the device: levels, a quarter of the bytes, are normalized there."""
-        pixels = upload_stacked([image.pixels for image in images], self.device)
-        return pixel_values(pixels, images[0].normalization).to(self.dtype)
-
     def _attention(self, counts: list[int]) -> PackedMetadata:
         """Returns attention among so many rows each, one after the other."""
         tiles = tiles_of(counts, TILE_ROWS if self.device.type == "cuda" else None)
         return PackedMetadata(torch.tensor(tiles, dtype=torch.int32).to(self.device, non_blocking=True))
-
-
-def _kind(image: Image) -> tuple[torch.Size, torch.dtype, Normalization | None]:
-    """Returns what images have in common that are stacked."""
-    return image.pixels.shape, image.pixels.dtype, image.normalization

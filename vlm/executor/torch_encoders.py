@@ -41,8 +41,8 @@ class TorchEncoders:
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
         # what number of images comes together is chance, and to capture a graph for each would halt the work as often:
         # those that warming up meets have one
-        is_usual = len(pixels) == power_of_two(len(pixels)) and self._graph_shapes.chooses(pixels.shape[1:])
-        if self.graphs is None or not is_usual:
+        is_usual = len(pixels) == power_of_two(len(pixels))
+        if self.graphs is None or not is_usual or not self._graph_shapes.chooses(pixels.shape[1:]):
             return visual(pixels)
         return self.graphs.replay(("encode", *pixels.shape), visual, pixels)
 

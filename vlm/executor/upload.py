@@ -11,6 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vlm.requests.image import Image
+from vlm.requests.pixels import Normalization, pixel_values
+
 ALIGNED = 16  # bytes: kernels are compiled for addresses of multiples of it
 PINNED_BYTES = 64 << 20  # of a part that is copied while the next one is put together
 
@@ -46,6 +49,18 @@ def upload_stacked(tensors: list[Tensor], device: torch.device) -> Tensor:
         stack_into(pinned, itertools.islice(coming, len(place)))
         place.copy_(pinned, non_blocking=True)
     return result
+
+
+def upload_images(images: Items[Image], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Returns pixel values [n, C, H, W] of images of one kind on the device: levels, a quarter of the bytes, are
+    normalized there."""
+    pixels = upload_stacked([image.pixels for image in images], device)
+    return pixel_values(pixels, images[0].normalization).to(dtype)
+
+
+def kind_of(image: Image) -> tuple[torch.Size, torch.dtype, Normalization | None]:
+    """Returns what images have in common that are stacked."""
+    return image.pixels.shape, image.pixels.dtype, image.normalization
 
 
 def stack_into(out: Tensor, tensors: Iterable[Tensor]) -> None:

@@ -86,13 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
         float k[VALUES] = {}, v[VALUES] = {};
         if (has_slice) {
             load_slice(new_k + (i64)row * k_row + kv_head * DIM, angles, slice, k);
-            const unsigned short* from = new_v + (i64)row * v_row + kv_head * DIM + slice * VALUES;
-#pragma unroll
-            for (int i = 0; i < VALUES / 8; i++) {
-                const Vector part = load_global(from + 8 * i);
-#pragma unroll
-                for (int j = 0; j < 4; j++) unpack_x(part.v[j], v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
-            }
+            load_slice(new_v + (i64)row * v_row + kv_head * DIM + slice * VALUES, v);
         }
         const i64 at = ((i64)new_block * block_stride + cached % BLOCK * DIM + slice * VALUES) * BYTES;
         const i64 scaled = (i64)new_block * scale_stride + kv_head * BLOCK + cached % BLOCK;

@@ -40,17 +40,53 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
     can be loaded at once."""
     rows, heads, dim = q.shape
     values = SLICE // kv.keys.element_size()
+    if not has_whole_slices(q, kv, new) or dim % values or dim > 32 * values:
+        return False
+    return cluster_size(rows * heads, num_processors(q.device)) > 1
+
+
+def has_whole_slices(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
+    """Tells whether types, tokens in the cache and rows are such that kernels can load them by 16 bytes, and turn
+    them."""
+    values, half = SLICE // kv.keys.element_size(), num_turned(new)
     if q.dtype not in X_TYPES or kv.keys.dtype not in (q.dtype, *MOST) or not nvrtc.copies_boxes(q.device):
         return False
-    if dim % values or dim > 32 * values or kv.keys.stride()[2:] != (dim, 1):
-        return False
     inputs = (q,) if new is None else (q, new.k, new.v)
-    half = 0 if new is None or new.angles is None else new.angles.shape[2]
-    processors = num_processors(q.device)
-    return half % values == 0 and all(map(has_slices, inputs)) and cluster_size(rows * heads, processors) > 1
+    return kv.keys.stride()[2:] == (q.shape[2], 1) and half % values == 0 and all(map(_has_slices, inputs))
 
 
-def has_slices(x: Tensor) -> bool:
+def num_turned(new: NewTokens | None) -> int:
+    """Returns of how many pairs of a head's values rows are turned."""
+    return 0 if new is None or new.angles is None else new.angles.shape[2]
+
+
+def constants_of(q: Tensor, kv: PagedKV, new: NewTokens | None, variant: AttentionVariant) -> dict[str, int | str]:
+    """Returns what kernels of these inputs are compiled with, however they share the work."""
+    (_, heads, dim), (kv_heads, block), kept = q.shape, kv.keys.shape[1:3], kv.keys.dtype
+    return {
+        "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kept], "HEADS": heads, "GROUP": heads // kv_heads, "DIM": dim,
+        "HALF": num_turned(new), "BLOCK": block, "WARPS": WARPS, "NEW": int(new is not None),
+        "CAP": f"{variant.softcap or 0.0:.9e}f", "REACH": -1 if variant.reach is None else variant.reach,
+        "LARGEST": f"{MOST.get(kept, 1.0):.1f}f",
+    }  # fmt: skip
+
+
+def inputs_of(q: Tensor, kv: PagedKV, new: NewTokens | None) -> tuple[Tensor | None, ...]:
+    """Returns what kernels read and write beside where it lies."""
+    k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
+    assert new is None or new.k.stride(1) == new.v.stride(1) == q.shape[2]
+    assert angles is None or angles.is_contiguous()
+    return q, kv.keys, kv.values, kv.key_scales, kv.value_scales, k, v, angles
+
+
+def strides_of(q: Tensor, kv: PagedKV, new: NewTokens | None, tables: Tensor) -> tuple[int, ...]:
+    """Returns how far apart rows, heads, blocks and tables are."""
+    rows = (0, 0) if new is None else (new.k.stride(0), new.v.stride(0))
+    scales = 0 if kv.key_scales is None else kv.key_scales.stride(0)
+    return *q.stride()[:2], *rows, *kv.keys.stride()[:2], scales, tables.stride(0)
+
+
+def _has_slices(x: Tensor) -> bool:
     """Tells whether heads [R, H, D] can be loaded by 16 bytes."""
     whole = all(stride * x.element_size() % SLICE == 0 for stride in x.stride()[:2])
     return whole and x.stride(2) == 1 and x.data_ptr() % SLICE == 0
@@ -69,28 +105,18 @@ def attention(
 ) -> Tensor:
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say, for what `fits` says yes to."""
     rows, heads, dim = q.shape
-    kv_heads, block = kv.keys.shape[1:3]
-    k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
-    assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
     assert bias is None or bias.is_contiguous()
     processors = num_processors(q.device)
     cluster = cluster_size(rows * heads, processors)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    constants = {
-        "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kv.keys.dtype], "HEADS": heads, "GROUP": heads // kv_heads,
-        "DIM": dim, "HALF": 0 if angles is None else angles.shape[2], "BLOCK": block, "CLUSTER": cluster,
-        "WARPS": WARPS, "UNROLL": UNROLL, "STAGES": num_stages(cluster * rows * heads, processors),
-        "NEW": int(new is not None), "BIAS": int(bias is not None),
-        "CAP": f"{variant.softcap or 0.0:.9e}f", "REACH": -1 if variant.reach is None else variant.reach,
-        "LARGEST": f"{MOST.get(kv.keys.dtype, 1.0):.1f}f",
+    constants = constants_of(q, kv, new, variant) | {
+        "CLUSTER": cluster, "UNROLL": UNROLL, "STAGES": num_stages(cluster * rows * heads, processors),
+        "BIAS": int(bias is not None),
     }  # fmt: skip
     _kernel(tuple(constants.items()), q.device).launch(
         (cluster, heads, rows), 32 * WARPS,
-        q, kv.keys, kv.values, kv.key_scales, kv.value_scales, k, v, angles, tables, slots, lengths, bias, out,
-        product_scale(scale, variant), q.stride(0), q.stride(1), 0 if k is None else k.stride(0),
-        0 if v is None else v.stride(0), *kv.keys.stride()[:2],
-        0 if kv.key_scales is None else kv.key_scales.stride(0), tables.stride(0),
-        0 if bias is None else bias.shape[1] // 2, cluster=cluster,
+        *inputs_of(q, kv, new), tables, slots, lengths, bias, out, product_scale(scale, variant),
+        *strides_of(q, kv, new, tables), 0 if bias is None else bias.shape[1] // 2, cluster=cluster,
     )  # fmt: skip
     return out
 

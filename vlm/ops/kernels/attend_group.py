@@ -15,12 +15,12 @@ from torch import Tensor
 
 from vlm.ops.attention_variant import AttentionVariant
 from vlm.ops.kernels import nvrtc
-from vlm.ops.kernels.attend import KV_TYPES, SLICE, X_TYPES, has_slices
+from vlm.ops.kernels.attend import SLICE, WARPS, constants_of, has_whole_slices, inputs_of, strides_of
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import device_properties, num_processors
 from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
 
-WARPS, TOKENS = 4, 16  # as in attend_group.cu: of a program, of a stage
+TOKENS = 16  # as in attend_group.cu: of a stage
 MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
@@ -35,13 +35,9 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
     """Tells whether `attention` takes these rows: heads that share keys, whose slices can be loaded at once."""
     heads, dim = q.shape[1:]
     values, group = SLICE // kv.keys.element_size(), heads // kv.keys.shape[1]
-    if q.dtype not in X_TYPES or kv.keys.dtype not in (q.dtype, *MOST) or not nvrtc.copies_boxes(q.device):
+    if not has_whole_slices(q, kv, new) or not 1 < group <= MOST_HEADS or dim not in (64, 128):
         return False
-    if not 1 < group <= MOST_HEADS or dim not in (64, 128) or kv.keys.stride()[2:] != (dim, 1):
-        return False
-    inputs = (q,) if new is None else (q, new.k, new.v)
-    half = 0 if new is None or new.angles is None else new.angles.shape[2]
-    if not FEWEST_SLICES <= dim // values <= MOST_SLICES or half % values or not all(map(has_slices, inputs)):
+    if not FEWEST_SLICES <= dim // values <= MOST_SLICES:
         return False
     # half as much on GPUs of the same generation that are made for pictures
     most = device_properties(q.device.index).shared_memory_per_block_optin
@@ -88,25 +84,15 @@ def attention(
 ) -> Tensor:
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say, for what `fits` says yes to."""
     rows, heads, dim = q.shape
-    kv_heads, block = kv.keys.shape[1:3]
-    k, v, angles = (None, None, None) if new is None else (new.k, new.v, new.angles)
-    assert (k is None or v is None or k.stride(1) == v.stride(1) == dim) and (angles is None or angles.is_contiguous())
-    group, kept = heads // kv_heads, kv.keys.dtype
+    kv_heads, kept = kv.keys.shape[1], kv.keys.dtype
     cluster = cluster_size(rows * kv_heads, dim, kept, num_processors(q.device))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    constants = {
-        "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kept], "HEADS": heads, "GROUP": group, "DIM": dim,
-        "HALF": 0 if angles is None else angles.shape[2], "BLOCK": block, "CLUSTER": cluster, "WARPS": WARPS,
-        "STAGES": num_stages(dim, kept), "NEW": int(new is not None), "CAP": f"{variant.softcap or 0.0:.9e}f",
-        "REACH": -1 if variant.reach is None else variant.reach, "LARGEST": f"{MOST.get(kept, 1.0):.1f}f",
-    }  # fmt: skip
+    constants = constants_of(q, kv, new, variant) | {"CLUSTER": cluster, "STAGES": num_stages(dim, kept)}
     memory = shared_memory(dim, kept, new=new is not None)
     _kernel(tuple(constants.items()), memory, q.device).launch(
         (cluster, kv_heads, rows), 32 * WARPS,
-        q, kv.keys, kv.values, kv.key_scales, kv.value_scales, k, v, angles, tables, slots, lengths, out,
-        product_scale(scale, variant), q.stride(0), q.stride(1), 0 if k is None else k.stride(0),
-        0 if v is None else v.stride(0), *kv.keys.stride()[:2],
-        0 if kv.key_scales is None else kv.key_scales.stride(0), tables.stride(0), cluster=cluster,
+        *inputs_of(q, kv, new), tables, slots, lengths, out, product_scale(scale, variant),
+        *strides_of(q, kv, new, tables), cluster=cluster,
     )  # fmt: skip
     return out
 

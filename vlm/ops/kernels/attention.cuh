@@ -111,6 +111,16 @@ __device__ __forceinline__ void unpack(const Vector& from, float (&to)[VALUES]) 
     }
 }
 
+// A lane's slice of a head.
+__device__ __forceinline__ void load_slice(const unsigned short* from, float (&x)[VALUES]) {
+#pragma unroll
+    for (int i = 0; i < VALUES / 8; i++) {
+        const Vector part = load_global(from + 8 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) unpack_x(part.v[j], x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
+    }
+}
+
 // A lane's slice of a head, where HALF is not 0 turned, as if that were an operation of its own.
 __device__ __forceinline__ void load_slice(const unsigned short* head, const float* angles, int slice, float (&x)[VALUES]) {
     const int first = slice * VALUES;
