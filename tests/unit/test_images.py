@@ -186,6 +186,21 @@ def test_slivers_are_padded_where_one_side_follows_the_other(spec, size):
     torch.testing.assert_close(ImageProcessor(spec, settings)([image]), want, rtol=0, atol=LAST_BITS)
 
 
+@pytest.mark.parametrize("size", [(200, 3), (3, 200), (200, 1), (4, 4)])
+@pytest.mark.parametrize("spec", [VIT, BLIP, CLIP, SIGLIP], ids=lambda spec: spec.name)
+def test_of_pictures_a_few_pixels_wide_nobody_guesses_where_their_colours_are(spec, size, monkeypatch):
+    """Their planes are told to be such: else transformers warns that a side may be the colours."""
+    said = []
+    monkeypatch.setattr(transformers.image_utils.logger, "warning", lambda *args, **_: said.append(args))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8))
+    exact = {"height": 24, "width": 20}
+    settings = {"size": exact, "crop_size": exact}
+    found = ImageProcessor(spec, settings)([image])
+    assert not said
+    want = getattr(transformers, spec.name)(**settings)([image], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(found, want, rtol=0, atol=LAST_BITS)
+
+
 @pytest.mark.parametrize(
     "settings", [{"do_normalize": False, "size": {"longest_edge": 48}}, {"do_normalize": False, "resample": 5}], ids=str
 )

@@ -69,7 +69,9 @@ def transform_by(
 
     def transform(form: Callable[[Image.Image], Any], normalization: Normalization | None = None) -> Transform:
         """Returns the class's transform of images in a form that it takes, without a normalization that follows."""
-        options = {} if normalization is None else {"do_rescale": False, "do_normalize": False}
+        options: dict[str, Any] = {} if normalization is None else {"do_rescale": False, "do_normalize": False}
+        if form is _planes:  # of a picture three wide they guess, and warn
+            options["input_data_format"] = "channels_first"
         call = functools.partial(processor, return_tensors="pt", **options)
         return Transform(lambda images: pixels_of(call([form(image) for image in images]), settings), normalization)
 
