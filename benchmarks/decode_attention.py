@@ -3,9 +3,9 @@
     python benchmarks/decode_attention.py
     python benchmarks/decode_attention.py lightonocr-1b --kv-cache-dtype fp8 int8
 
-Heads share keys in these models; beside the kernel of compute capability 9.0 runs that of other GPUs. What it prints,
-microseconds a layer and terabytes a second of keys and values, is for comparing two states of a kernel in one run of a
-machine; figures of models come from `vlm bench`.
+Beside the kernel of compute capability 9.0 runs that of other GPUs. "cross" attends to an encoder's outputs. What it
+prints, microseconds a layer and terabytes a second of keys and values, is for comparing two states of a kernel in one
+run of a machine; figures of models come from `vlm bench`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.kernels import attend_group
+from vlm.ops.paged_attention import paged_attention
 from vlm.ops.paged_kv import KVCache, NewTokens, PagedKV
 from vlm.ops.step_attention import step_attention
 
@@ -37,6 +38,8 @@ class Step:
     kv_heads: int
     dim: int
     context: int
+    is_cross: bool = False
+    far: int | None = None  # the distance from which on a bias stays what it is
 
 
 STEPS = {
@@ -44,6 +47,13 @@ STEPS = {
     "qwen2.5-vl-3b-640x360": Step(32, 16, 2, 128, context=590),
     "qwen2.5-vl-3b-1920x1080": Step(32, 16, 2, 128, context=2760),
     "granite-docling": Step(64, 9, 3, 64, context=1500),
+    "llava-1.5-7b": Step(32, 32, 32, 128, context=672),
+    "bart-large-cnn": Step(128, 16, 16, 64, context=64),
+    "bart-large-cnn-cross": Step(128, 16, 16, 64, context=350, is_cross=True),
+    "flan-t5-xl": Step(128, 32, 32, 64, context=64, far=128),
+    "flan-t5-xl-cross": Step(128, 32, 32, 64, context=350, is_cross=True),
+    "t5-small": Step(128, 8, 8, 64, context=32, far=128),
+    "t5-small-cross": Step(128, 8, 8, 64, context=64, is_cross=True),
 }
 
 
@@ -61,15 +71,17 @@ class Layers:
         row = torch.randn(step.rows, step.heads + 2 * step.kv_heads, step.dim, device=DEVICE, dtype=DTYPE)
         self.q, self.k, self.v = row.split((step.heads, step.kv_heads, step.kv_heads), 1)
         angle = torch.rand(step.rows, step.dim // 2, device=DEVICE)
-        self.angles = torch.stack((angle.cos(), angle.sin()), 1)
+        self.angles = None if step.far else torch.stack((angle.cos(), angle.sin()), 1)
+        self.bias = torch.randn(step.heads, 2 * step.far + 1, device=DEVICE) if step.far else None
+        self.is_cross = step.is_cross
 
     @torch.inference_mode()
     def run(self) -> Tensor:
         new, scale = NewTokens(self.k, self.v, self.lengths - 1, self.angles), self.q.shape[2] ** -0.5
         q = self.q
         for layer in range(LAYERS):
-            kv = self.caches[layer % len(self.caches)]
-            q = step_attention(q, new, kv, self.tables, self.slots, self.lengths, scale)
+            where = (self.caches[layer % len(self.caches)], self.tables, self.slots, self.lengths, scale)
+            q = paged_attention(q, *where) if self.is_cross else step_attention(q, new, *where, self.bias)
         return q
 
 

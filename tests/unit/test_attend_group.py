@@ -15,6 +15,7 @@ from vlm.ops.paged_kv import PagedKV
 CONSTANTS = {
     "X_TYPE": 1, "KV_TYPE": 1, "HEADS": 16, "GROUP": 2, "DIM": 128, "HALF": 64, "BLOCK": 16, "CLUSTER": 1, "WARPS": 4,
     "STAGES": 3, "NEW": 1, "CAP": "0.0f", "REACH": -1, "LARGEST": "1.0f",
+    "BIAS": 0,
 }  # fmt: skip
 
 
@@ -27,8 +28,8 @@ def compiled(**changes: int | str) -> bytes:
 @pytest.mark.parametrize("x_type", [0, 1])
 def test_it_compiles_for_every_type_and_variant(x_type, kept):
     types = {"X_TYPE": x_type, "KV_TYPE": x_type if kept < 0 else kept}
-    for new, group in itertools.product((0, 1), (2, 16)):
-        assert compiled(**types, NEW=new, GROUP=group)
+    for new, group in itertools.product((0, 1), (1, 2, 16)):
+        assert compiled(**types, NEW=new, GROUP=group, BIAS=int(group == 1), WARPS=2 if group == 1 else 4)
     assert compiled(**types, HALF=16, GROUP=8, CAP="3.0e1f", REACH=37, CLUSTER=4, STAGES=4)
     if kept < 0:
         assert compiled(**types, DIM=64, HALF=32, CLUSTER=8)
@@ -43,11 +44,16 @@ def test_shared_memory_holds_what_is_merged():
         assert 2 * program <= attend_group.MEMORY
 
 
-def test_a_cluster_leaves_the_fewest_processors_idle():
-    size = lambda pairs, kept: attend_group.cluster_size(pairs, 128, kept, 132)  # noqa: E731
-    assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [8, 2, 1, 1]
-    assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [8, 4, 1, 2]
-    assert attend_group.cluster_size(192, 64, torch.bfloat16, 132) == 2
+def test_programs_run_together_where_they_can():
+    size = lambda pairs, kept: attend_group.sharing(pairs, 2048, 128, kept, 132)  # noqa: E731
+    assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [(4, 8), (4, 2), (4, 1), (2, 1)]
+    assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [(4, 8), (4, 4), (4, 1), (1, 2)]
+    assert attend_group.sharing(192, 2048, 64, torch.bfloat16, 132) == (4, 2)
+
+
+@pytest.mark.parametrize("pairs, tokens, warps", [(256, 64, 4), (512, 64, 2), (1024, 64, 1), (1024, 1024, 2)])
+def test_short_contexts_have_a_warp_each(pairs, tokens, warps):
+    assert attend_group.sharing(pairs, tokens, 64, torch.bfloat16, 132) == (warps, 1)
 
 
 def test_the_cpu_is_for_others():

@@ -60,12 +60,14 @@ def num_turned(new: NewTokens | None) -> int:
     return 0 if new is None or new.angles is None else new.angles.shape[2]
 
 
-def constants_of(q: Tensor, kv: PagedKV, new: NewTokens | None, variant: AttentionVariant) -> dict[str, int | str]:
+def constants_of(
+    q: Tensor, kv: PagedKV, new: NewTokens | None, bias: Tensor | None, variant: AttentionVariant
+) -> dict[str, int | str]:
     """Returns what kernels of these inputs are compiled with, however they share the work."""
     (_, heads, dim), (kv_heads, block), kept = q.shape, kv.keys.shape[1:3], kv.keys.dtype
     return {
         "X_TYPE": X_TYPES[q.dtype], "KV_TYPE": KV_TYPES[kept], "HEADS": heads, "GROUP": heads // kv_heads, "DIM": dim,
-        "HALF": num_turned(new), "BLOCK": block, "WARPS": WARPS, "NEW": int(new is not None),
+        "HALF": num_turned(new), "BLOCK": block, "NEW": int(new is not None), "BIAS": int(bias is not None),
         "CAP": f"{variant.softcap or 0.0:.9e}f", "REACH": -1 if variant.reach is None else variant.reach,
         "LARGEST": f"{MOST.get(kept, 1.0):.1f}f",
     }  # fmt: skip
@@ -84,6 +86,11 @@ def strides_of(q: Tensor, kv: PagedKV, new: NewTokens | None, tables: Tensor) ->
     rows = (0, 0) if new is None else (new.k.stride(0), new.v.stride(0))
     scales = 0 if kv.key_scales is None else kv.key_scales.stride(0)
     return *q.stride()[:2], *rows, *kv.keys.stride()[:2], scales, tables.stride(0)
+
+
+def reach_of(bias: Tensor | None) -> int:
+    """Returns the distance from which on a bias stays what it is."""
+    return 0 if bias is None else bias.shape[1] // 2
 
 
 def _has_slices(x: Tensor) -> bool:
@@ -109,14 +116,14 @@ def attention(
     processors = num_processors(q.device)
     cluster = cluster_size(rows * heads, processors)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    constants = constants_of(q, kv, new, variant) | {
-        "CLUSTER": cluster, "UNROLL": UNROLL, "STAGES": num_stages(cluster * rows * heads, processors),
-        "BIAS": int(bias is not None),
+    constants = constants_of(q, kv, new, bias, variant) | {
+        "CLUSTER": cluster, "WARPS": WARPS, "UNROLL": UNROLL,
+        "STAGES": num_stages(cluster * rows * heads, processors),
     }  # fmt: skip
     _kernel(tuple(constants.items()), q.device).launch(
         (cluster, heads, rows), 32 * WARPS,
         *inputs_of(q, kv, new), tables, slots, lengths, bias, out, product_scale(scale, variant),
-        *strides_of(q, kv, new, tables), 0 if bias is None else bias.shape[1] // 2, cluster=cluster,
+        *strides_of(q, kv, new, tables), reach_of(bias), cluster=cluster,
     )  # fmt: skip
     return out
 

@@ -1,5 +1,5 @@
-// Attention of rows over a paged cache where several query heads share one of keys and values, by clusters of programs
-// (compute capability 9.0 and up).
+// Attention of rows over a paged cache, where each query head has its own keys and values or several share one, by
+// clusters of programs (compute capability 9.0 and up).
 //
 // A cluster has the heads of a row that share keys, as rows of the tensor cores' products, each of its programs a share
 // of the context. WARPS warps take stages of TOKENS tokens in turn, each copies what it reads itself, the first STAGES
@@ -15,13 +15,16 @@
 // has the fewest others.
 //
 // Defined when it is compiled: what attention.cuh says, HEADS, GROUP (query heads that share one of keys, up to 16),
-// BLOCK, CLUSTER, NEW, REACH.
+// BLOCK, CLUSTER, NEW, REACH, BIAS (by distance; of heads that share nothing).
 
 #include "attention.cuh"
 
+static_assert(!BIAS || GROUP == 1);
 constexpr int TOKENS = 16;                          // of a stage
 constexpr int LINE = DIM * BYTES;                   // of a token
-constexpr int PART = TOKENS * LINE, STAGE = 2 * PART + (IN_8_BITS ? 8 * TOKENS : 0);  // keys, values, scales of both
+constexpr int PART = TOKENS * LINE;                  // keys, or values
+constexpr int BIASES = 2 * PART + (IN_8_BITS ? 8 * TOKENS : 0);  // where they lie, behind the scales of both
+constexpr int STAGE = BIASES + (BIAS ? 4 * TOKENS : 0);
 constexpr int COPIES = TOKENS * SLICES / 32;        // of a lane, of keys and of values
 constexpr int COLUMNS = DIM / 8;                    // of results, by eights
 constexpr int ROWS = GROUP > 8 ? 2 : 1;             // that a thread has of the 16: a product's others are zeros
@@ -168,7 +171,8 @@ struct Rows {
 #pragma unroll
         for (int eight = 0; eight < 2; eight++) {
             const int token = 8 * eight + 2 * part;
-            float key_scale[2] = {1.0f, 1.0f};
+            float key_scale[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f};
+            if (BIAS) load_two(stage + BIASES + 4 * token, bias);
             if (IN_8_BITS) {
                 const u32 scales = stage + 2 * PART + 4 * token;
                 load_two(scales, key_scale), load_two(scales + 4 * TOKENS, value_scale[eight]);
@@ -180,6 +184,7 @@ struct Rows {
                 for (int c = 0; c < 2; c++) {
                     float& score = scores[eight][2 * r + c];
                     score = score_of(score * (scale[r] * key_scale[c]));
+                    if (BIAS) score += bias[c] * LOG2E;
                     if (token + c >= there) score = __uint_as_float(0xFF800000u);
                     highest[r] = fmaxf(highest[r], score);
                 }
@@ -277,6 +282,10 @@ __device__ __forceinline__ void store_shared(u32 to, const Vector& x) {
                  ::"r"(to), "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3]) : "memory");
 }
 
+__device__ __forceinline__ void store_float(u32 to, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
 // A number where a program of the cluster has this address.
 __device__ __forceinline__ float float_of(int program, u32 at) {
     float r;
@@ -307,8 +316,8 @@ __device__ __forceinline__ Merged merged_of_cluster(u32 head, int d) {
 extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
     const unsigned short* new_k, const unsigned short* new_v, const float* angles, const int* tables, const int* slots,
-    const int* lengths, unsigned short* out, float scale, int q_row, int q_head, int k_row, int v_row, int block_stride,
-    int head_stride, int scale_stride, int table_stride) {
+    const int* lengths, const float* bias, unsigned short* out, float scale, int q_row, int q_head, int k_row, int v_row, int block_stride,
+    int head_stride, int scale_stride, int table_stride, int far) {
     extern __shared__ __align__(128) char memory[];
     constexpr int RING = WARPS * STAGES * STAGE;
     // when all stages have been read: what warps found [WARPS, GROUP, FOUND], and what they did together
@@ -343,6 +352,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
             const i64 at = (i64)__shfl_sync(~0u, block, n / BLOCK - entry) * scale_stride + kv_head * BLOCK + n % BLOCK;
             copy4(to + 2 * PART + 4 * lane, (lane < TOKENS ? key_scales : value_scales) + at, n < end);
         }
+        if constexpr (BIAS) {
+            const int n = next + lane, distance = max(n - (length - 1), -far);
+            if (lane < TOKENS) copy4(to + BIASES + 4 * lane, bias + kv_head * (2 * far + 1) + far + distance, n < end);
+        }
         end_stage();
         next += WARPS * TOKENS;
     };
@@ -370,9 +383,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
             store_shared(to + place_of_key(0, slice) * 16, key.packed);
             store_shared(to + PART + place_of_value(0, slice) * 16, value.packed);
             if (IN_8_BITS && slice == 0) {
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + 2 * PART), "f"(key.scale) : "memory");
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + 2 * PART + 4 * TOKENS), "f"(value.scale) : "memory");
+                store_float(to + 2 * PART, key.scale), store_float(to + 2 * PART + 4 * TOKENS, value.scale);
             }
+            if (BIAS && slice == 0) store_float(to + BIASES, bias[kv_head * (2 * far + 1) + far]);
         }
         __syncwarp();
         rows.see(to, 1);

@@ -1,5 +1,5 @@
-"""Attention over a paged cache where several query heads share one of keys and values (compute capability 9.0 and up):
-attend_group.cu.
+"""Attention of many rows over a paged cache, or where several query heads share one of keys and values (compute
+capability 9.0 and up): attend_group.cu.
 
 In Triton tiles of values cross shared memory twice, programs have no keys on their way before their row is there, and
 splits of a context meet in global memory.
@@ -8,14 +8,13 @@ splits of a context meet in global memory.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
 from vlm.ops.attention_variant import AttentionVariant
 from vlm.ops.kernels import nvrtc
-from vlm.ops.kernels.attend import SLICE, WARPS, constants_of, has_whole_slices, inputs_of, strides_of
+from vlm.ops.kernels.attend import SLICE, WARPS, constants_of, has_whole_slices, inputs_of, reach_of, strides_of
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import device_properties, num_processors
 from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
@@ -25,17 +24,17 @@ MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
 MEMORY, RESERVED = 228 * 1024, 1024  # bytes of a processor that programs share, and of each that it has for itself
-REGISTER_PROGRAMS = 3  # that registers allow
+REGISTER_WARPS = 12  # of a processor, that registers allow
+SHORT = 128  # tokens of a context that one warp is enough for: half as many on average, all of them on their way
 FULL = 0.9  # of the programs that there is room for, in large clusters
-START = 0.1  # what a program takes to begin and to end, of the time of a context
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
 
 
 def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
-    """Tells whether `attention` takes these rows: heads that share keys, whose slices can be loaded at once."""
+    """Tells whether `attention` takes these rows: heads whose slices can be loaded at once."""
     heads, dim = q.shape[1:]
     values, group = SLICE // kv.keys.element_size(), heads // kv.keys.shape[1]
-    if not has_whole_slices(q, kv, new) or not 1 < group <= MOST_HEADS or dim not in (64, 128):
+    if not has_whole_slices(q, kv, new) or not 1 <= group <= MOST_HEADS or dim not in (64, 128):
         return False
     if not FEWEST_SLICES <= dim // values <= MOST_SLICES:
         return False
@@ -44,32 +43,44 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
     return shared_memory(dim, kv.keys.dtype, new=True) <= most
 
 
-def stage_bytes(dim: int, kept: torch.dtype) -> int:
-    """Returns the bytes of a stage: keys and values, and of 8 bits their scales."""
-    return 2 * TOKENS * (dim * kept.itemsize + (4 if kept in MOST else 0))
+def stage_bytes(dim: int, kept: torch.dtype, *, biased: bool = False) -> int:
+    """Returns the bytes of a stage: keys and values, of 8 bits their scales, and biases."""
+    return 2 * TOKENS * (dim * kept.itemsize + (4 if kept in MOST else 0)) + 4 * TOKENS * biased
 
 
 def num_stages(dim: int, kept: torch.dtype) -> int:
     return min(4, STAGE_BYTES // stage_bytes(dim, kept))
 
 
-def shared_memory(dim: int, kept: torch.dtype, *, new: bool) -> int:
+def shared_memory(dim: int, kept: torch.dtype, warps: int = WARPS, *, new: bool, biased: bool = False) -> int:
     """Returns the bytes of shared memory of a program: stages, and that of a new token; what is merged takes their
     place."""
-    return (WARPS * num_stages(dim, kept) + new) * stage_bytes(dim, kept)
+    return (warps * num_stages(dim, kept) + new) * stage_bytes(dim, kept, biased=biased)
 
 
 @functools.cache
-def cluster_size(pairs: int, dim: int, kept: torch.dtype, processors: int) -> int:
-    """Returns how many programs share the context of each row and head of keys: as many as leave the fewest processors
-    idle. As measured on an H200, clusters of four that take nearly all of its memory are slower than half as many of
-    two: nothing of the next kernel begins beside them."""
-    room = processors * min(REGISTER_PROGRAMS, MEMORY // (shared_memory(dim, kept, new=True) + RESERVED))
+def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: int) -> tuple[int, int]:
+    """Returns how many warps a program has, and how many programs share the context, of at most so many tokens, of each
+    row and head of keys. As measured on an H200, programs of many warps are the fastest while all run together; then
+    those of two, but of contexts that one warp has on their way at once, and of 8 bits, where each warp has its own."""
+    room = _room(WARPS, dim, kept, processors)
+    if pairs <= room:
+        return WARPS, cluster_size(pairs, room)
+    if kept in MOST:
+        return 1, 2
+    return 1 if tokens <= SHORT and pairs > _room(2, dim, kept, processors) else 2, 1
 
-    def time(cluster: int) -> float:
-        return math.ceil(pairs * cluster / (room if cluster <= 2 else FULL * room)) * (1 / cluster + START)
 
-    return min(CLUSTERS, key=time)
+def cluster_size(pairs: int, room: int) -> int:
+    """Returns the largest cluster of those that run together. As measured on an H200, clusters of four that take nearly
+    all of its memory are slower than half as many of two: nothing of the next kernel begins beside them."""
+    return max(size for size in CLUSTERS if pairs * size <= (room if size <= 2 else FULL * room))
+
+
+def _room(warps: int, dim: int, kept: torch.dtype, processors: int) -> int:
+    """Returns how many programs of so many warps run together."""
+    memory = shared_memory(dim, kept, warps, new=True) + RESERVED
+    return processors * min(REGISTER_WARPS // warps, MEMORY // memory)
 
 
 def attention(
@@ -79,20 +90,25 @@ def attention(
     slots: Tensor,
     lengths: Tensor,
     scale: float,
+    bias: Tensor | None,
     variant: AttentionVariant,
     new: NewTokens | None,
 ) -> Tensor:
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say, for what `fits` says yes to."""
     rows, heads, dim = q.shape
     kv_heads, kept = kv.keys.shape[1], kv.keys.dtype
-    cluster = cluster_size(rows * kv_heads, dim, kept, num_processors(q.device))
+    assert bias is None or (bias.is_contiguous() and heads == kv_heads)
+    tokens = tables.shape[1] * kv.keys.shape[2]
+    warps, cluster = sharing(rows * kv_heads, tokens, dim, kept, num_processors(q.device))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    constants = constants_of(q, kv, new, variant) | {"CLUSTER": cluster, "STAGES": num_stages(dim, kept)}
-    memory = shared_memory(dim, kept, new=new is not None)
+    constants = constants_of(q, kv, new, bias, variant) | {
+        "CLUSTER": cluster, "WARPS": warps, "STAGES": num_stages(dim, kept),
+    }  # fmt: skip
+    memory = shared_memory(dim, kept, warps, new=new is not None, biased=bias is not None)
     _kernel(tuple(constants.items()), memory, q.device).launch(
-        (cluster, kv_heads, rows), 32 * WARPS,
-        *inputs_of(q, kv, new), tables, slots, lengths, out, product_scale(scale, variant),
-        *strides_of(q, kv, new, tables), cluster=cluster,
+        (cluster, kv_heads, rows), 32 * warps,
+        *inputs_of(q, kv, new), tables, slots, lengths, bias, out, product_scale(scale, variant),
+        *strides_of(q, kv, new, tables), reach_of(bias), cluster=cluster,
     )  # fmt: skip
     return out
 

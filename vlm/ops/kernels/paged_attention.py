@@ -184,8 +184,7 @@ def paged_attention(
     if attend.fits(q, kv, new):
         return attend.attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
     if attend_group.fits(q, kv, new):
-        assert bias is None
-        return attend_group.attention(q, kv, tables, slots, lengths, scale, variant, new)
+        return attend_group.attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
     rows, heads, dim = q.shape
     kv_heads, block = kv.keys.shape[1:3]
     k, v, angles = (q, q, None) if new is None else (new.k, new.v, new.angles)
