@@ -6,18 +6,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-from tests.gpu.marks import CLUSTERS
+from tests.gpu.marks import HOPPER
 from tests.gpu.test_attend import relative
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
-from vlm.ops.kernels import gemm, packed_bias
+from vlm.ops.kernels import packed_bias
 from vlm.ops.packed_attention import packed_attention, reference, tiles_of
 
-pytestmark = [
-    *CLUSTERS,
-    pytest.mark.skipif(
-        torch.cuda.is_available() and not gemm.is_there(torch.device("cuda")), reason="its products are those of 9.0"
-    ),
-]
+pytestmark = HOPPER
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 TOLERANCES = {torch.float16: 1e-3, torch.bfloat16: 4e-3}
 LENGTHS = (1, 63, 700, 64, 65, 300)

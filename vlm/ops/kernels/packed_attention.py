@@ -1,8 +1,8 @@
 """Flash attention of packed sequences: a program per (tile of query rows, head).
 
 Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Heads that
-are little wider than a power of two are multiplied in two parts: one of 80 would be as one of 128 otherwise. With a bias by
-distance some have a kernel of their own (packed_bias.py).
+are little wider than a power of two are multiplied in two parts: one of 80 would be as one of 128 otherwise. Some of
+those with a bias have a kernel of their own (packed_bias.py).
 """
 
 from __future__ import annotations

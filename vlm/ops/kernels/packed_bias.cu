@@ -1,8 +1,8 @@
 // Bidirectional attention of packed sequences with a bias by distance (compute capability 9.0).
 //
 // A program has the query rows of a tile and a head, each of its warps 16 of them. Keys and values come by tiles of as many
-// rows, the next one while one is multiplied. A thread has what the tensor cores give it: of two rows eight apart two
-// columns of every eight.
+// rows, the next one while one is multiplied, and are read where they lie; queries and weights are in registers. A thread
+// has what the tensor cores give it: of two rows eight apart two columns of every eight.
 //
 // The head's biases lie in shared memory, their ends repeated so often that every score of a tile that is near has its own;
 // a tile that is further reads where all are the end. A row's biases are those of the row eight further, eight columns on:
@@ -11,81 +11,93 @@
 // Defined when it is compiled: X_TYPE (see vectors.cuh), DIM (64 or 128).
 
 #include "vectors.cuh"
+#include "wgmma.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-constexpr int TILE = 16 * WARPS;                   // rows, and keys
-constexpr int EIGHTS = TILE / 8, COLUMNS = DIM / 8;  // of scores, and of results
-constexpr int LINE = 128;                          // bytes of a row that lie together
-constexpr int SLICES = DIM / 8;                    // of a row, 16 bytes each
+constexpr int TILE = 16 * WARPS;                        // rows, and keys
+constexpr int EIGHTS = TILE / 8;                        // of scores' columns
+constexpr int LINE = 128, LINES = 2 * DIM / LINE;       // bytes of a row that lie together, and how often
+constexpr int SLICES = DIM / 8;                         // of a row, 16 bytes each
 constexpr int PART = TILE * DIM * 2, STAGE = 2 * PART;  // keys, values
 constexpr int STAGES = 2;
-constexpr int APART = THREADS / SLICES;            // rows that threads copy together
+constexpr int APART = THREADS / SLICES;                 // rows that threads copy together
+constexpr int PROGRAMS = DIM > 64 ? 3 : 4;              // of a processor, that registers are shared out among
 
-// Where a slice of a row lies: those of eight rows are in different banks.
+// What a thread has of TILE rows and 64 columns: of each eight columns two of its first row, then of the one eight further.
+typedef float Sums[EIGHTS][4];
+
+// Where a slice of a row lies: as `described` (wgmma.cuh) says.
 __device__ __forceinline__ int place(int row, int slice) {
     return slice / 8 * TILE * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
 }
 
-__device__ __forceinline__ void copies_have_come() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Lets what was requested come, and the tensor cores see it.
+__device__ __forceinline__ void copies_have_come() {
+    asm volatile("cp.async.wait_all;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
 
 __device__ __forceinline__ void store_shared(u32 to, u32 two) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(two) : "memory");
 }
 
-__device__ __forceinline__ Vector load_matrices(u32 row) {
-    Vector r;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(row) : "memory");
-    return r;
+#define C(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define ALL C(0), C(1), C(2), C(3), C(4), C(5), C(6), C(7)
+
+// Requests the product of all warps' rows of 16 inputs with 64 columns, and adds it to the sums if `adds` is not 0. Inputs
+// of the right side lie in a row, or are the rows (TURNED).
+template <int TURNED> __device__ __forceinline__ void multiply(Sums& c, const u32 (&a)[4], u64 b, int adds) {
+#define PRODUCT(TYPE)                                                                                         \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32" TYPE TYPE \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"                    \
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31},"          \
+                 " {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"                                                \
+                 : ALL : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(TURNED))
+    if (X_TYPE == BFLOAT16) PRODUCT(".bf16");
+    else PRODUCT(".f16");
 }
 
-__device__ __forceinline__ Vector load_transposed(u32 row) {
-    Vector r;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(row) : "memory");
-    return r;
+// Lets the compiler know that products change the sums behind its back, and read the left side.
+__device__ __forceinline__ void fence(Sums& c) { asm volatile("" : ALL::"memory"); }
+__device__ __forceinline__ void fence(u32 (&a)[4]) {
+    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
 
-// Adds the product of 16 rows and 16 inputs with eight columns.
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#define PRODUCT(TYPE)                                                                                             \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}," \
-        " {%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                     \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-    if (X_TYPE == BFLOAT16) PRODUCT("bf16");
-    else PRODUCT("f16");
-}
-
-// Adds queries times keys.
-__device__ __forceinline__ void add_scores(float (&scores)[EIGHTS][4], const u32 (&query)[DIM / 16][4], u32 keys) {
-    const int lane = threadIdx.x % 32;
+// Multiplies queries with keys.
+__device__ __forceinline__ void multiply_keys(Sums& scores, u32 (&query)[DIM / 16][4], u32 keys) {
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++)
+    for (int k = 0; k < DIM / 16; k++) fence(query[k]);
+    begin_products();
 #pragma unroll
-        for (int k = 0; k < DIM / 16; k += 2) {
-            const Vector b = load_matrices(keys + place(8 * i + lane % 8, 2 * k + lane / 8));
-            multiply(scores[i], query[k], b.v[0], b.v[1]);
-            multiply(scores[i], query[k + 1], b.v[2], b.v[3]);
-        }
+    for (int k = 0; k < DIM / 16; k++)
+        multiply<0>(scores, query[k], described(keys + k / 4 * TILE * LINE + k % 4 * 32), k);
+    end_products();
+    wait_for_products<0>();
+    fence(scores);
 }
 
 // Adds weights times values.
-__device__ __forceinline__ void add_values(float (&sums)[COLUMNS][4], const u32 (&weights)[TILE / 16][4], u32 values) {
-    const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void add_values(Sums (&sums)[LINES], u32 (&weights)[TILE / 16][4], u32 values) {
+#pragma unroll
+    for (int line = 0; line < LINES; line++) fence(sums[line]);
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++) fence(weights[k]);
+    begin_products();
 #pragma unroll
     for (int k = 0; k < TILE / 16; k++)
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i += 2) {
-            const Vector b = load_transposed(values + place(16 * k + lane % 16, i + lane / 16));
-            multiply(sums[i], weights[k], b.v[0], b.v[1]);
-            multiply(sums[i + 1], weights[k], b.v[2], b.v[3]);
-        }
+        for (int line = 0; line < LINES; line++)
+            multiply<1>(sums[line], weights[k], described(values + (line * TILE + 16 * k) * LINE), 1);
+    end_products();
+    wait_for_products<0>();
+#pragma unroll
+    for (int line = 0; line < LINES; line++) fence(sums[line]);
 }
 
 // What a thread knows of its two rows.
 struct Rows {
     u32 query[DIM / 16][4];
-    float sums[COLUMNS][4], most[2], total[2];
+    Sums sums[LINES];
+    float most[2], total[2];
 
     // Queries of `there` rows from this thread's first one on; of others zeros.
     __device__ __forceinline__ Rows(const unsigned short* q, i64 q_row, int there) {
@@ -98,17 +110,17 @@ struct Rows {
                 query[k][i] = row < there ? *(const u32*)(q + row * q_row + column) : 0;
             }
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i++)
+        for (int i = 0; i < SLICES; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
+            for (int j = 0; j < 4; j++) sums[i / 8][i % 8][j] = 0.0f;
 #pragma unroll
         for (int r = 0; r < 2; r++) most[r] = __uint_as_float(0xFF800000u), total[r] = 0.0f;
     }
 
     // Takes in a tile of keys, of which `there` are some; `bias`: where that of the first row and column lies.
     __device__ __forceinline__ void see(u32 stage, u32 bias, float scale, int there) {
-        float scores[EIGHTS][4] = {};
-        add_scores(scores, query, stage);
+        Sums scores;
+        multiply_keys(scores, query, stage);
         add_bias(scores, bias, scale);
         if (there < TILE) {
             const int column = 2 * (threadIdx.x % 4);
@@ -124,7 +136,7 @@ struct Rows {
     }
 
     // Makes products what exp2 turns into weights.
-    static __device__ __forceinline__ void add_bias(float (&scores)[EIGHTS][4], u32 bias, float scale) {
+    static __device__ __forceinline__ void add_bias(Sums& scores, u32 bias, float scale) {
         float of_second[2] = {float_at(bias - 4 * 8), float_at(bias - 4 * 7)};
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++)
@@ -138,7 +150,7 @@ struct Rows {
     }
 
     // Returns the weights of scores as the left side of products, and scales what was summed up before as they are.
-    __device__ __forceinline__ void weigh(const float (&scores)[EIGHTS][4], u32 (&weights)[TILE / 16][4]) {
+    __device__ __forceinline__ void weigh(const Sums& scores, u32 (&weights)[TILE / 16][4]) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float highest = most[r];
@@ -148,7 +160,9 @@ struct Rows {
             const float shrink = exp2_of(most[r] - highest);
             most[r] = highest, total[r] *= shrink;
 #pragma unroll
-            for (int i = 0; i < COLUMNS; i++) sums[i][2 * r] *= shrink, sums[i][2 * r + 1] *= shrink;
+            for (int i = 0; i < SLICES; i++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) sums[i / 8][i % 8][2 * r + c] *= shrink;
 #pragma unroll
             for (int i = 0; i < EIGHTS; i++) {
                 const float first = exp2_of(scores[i][2 * r] - highest), second = exp2_of(scores[i][2 * r + 1] - highest);
@@ -165,8 +179,10 @@ struct Rows {
         for (int r = 0; r < 2; r++) {
             const float by = 1.0f / of_row<false>(total[r]);
 #pragma unroll
-            for (int i = 0; i < COLUMNS; i++)
-                store_shared(to + place(first + 8 * r, i) + lane % 4 * 4, pack_x(sums[i][2 * r] * by, sums[i][2 * r + 1] * by));
+            for (int i = 0; i < SLICES; i++) {
+                const float *two = sums[i / 8][i % 8] + 2 * r;
+                store_shared(to + place(first + 8 * r, i) + lane % 4 * 4, pack_x(two[0] * by, two[1] * by));
+            }
         }
     }
 };
@@ -183,7 +199,7 @@ __device__ __forceinline__ void request(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) packed_bias(
+extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) packed_bias(
     const unsigned short* q, const unsigned short* k, const unsigned short* v, const int* tiles, const float* biases,
     unsigned short* out, float scale, int q_row, int k_row, int v_row, int group, int most) {
     extern __shared__ char unaligned[];
@@ -196,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) packed_bias(
     biases += (i64)head * (2 * most + 1) + most;
     for (int i = threadIdx.x; i <= 2 * reach; i += THREADS)
         window[i] = biases[min(max(i - reach, -most), most)] * LOG2E;
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // for rows: tiles and biases were there before
     if (begin >= end) return;
 
     k += (i64)begin * k_row + head / group * DIM, v += (i64)begin * v_row + head / group * DIM;
