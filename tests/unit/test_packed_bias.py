@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
-from vlm.ops.kernels import nvrtc, packed_bias
+from vlm.ops.kernels import attend_group, nvrtc, packed_bias
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -62,3 +62,8 @@ def test_rows_must_be_aligned():
 @pytest.mark.parametrize("dim, most, is_taken", [(64, 24_000, True), (64, 25_000, False), (128, 21_000, False)])
 def test_biases_must_have_room_in_shared_memory(dim, most, is_taken):
     assert packed_bias.fits(*rows(dim), torch.zeros(4, 2 * most + 1), PLAIN) == is_taken
+
+
+@pytest.mark.parametrize("dim, programs", [(64, 4), (128, 3)])
+def test_a_processor_has_memory_for_as_many_programs_as_registers(dim, programs):
+    assert programs * (packed_bias.shared_memory(dim, 128) + attend_group.RESERVED) <= attend_group.MEMORY
