@@ -6,18 +6,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.marks import HOPPER
 from vlm.ops.activation import Activation, reference
 from vlm.ops.kernels import gemm
 from vlm.ops.linear import linear
 from vlm.ops.w8a8 import MOST, product, rounded
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="no CUDA device of compute capability 9.0 is visible",
-    ),
-]
+pytestmark = HOPPER
 SIZES = ((4096, 11008), (3072, 1024), (512, 512), (104, 256), (520, 640), (22016, 4096))  # outputs, inputs
 ROWS = (2, 3, 8, 9, 31, 64, 65, 100, 128)
 ENDINGS = (None, Activation("relu"), Activation("gelu"), Activation("silu", gated=True), Activation("gelu_new", True))

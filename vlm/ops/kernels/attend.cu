@@ -11,6 +11,7 @@
 // Defined when it is compiled: X_TYPE, KV_TYPE (see the lists), HEADS, GROUP (query heads that share one of keys), DIM,
 // HALF, BLOCK, CLUSTER, WARPS, STAGES, UNROLL, NEW, BIAS, CAP, REACH, LARGEST.
 
+#include "vectors.cuh"
 #include "attention.cuh"
 
 constexpr int TOKENS = UNROLL * AT_ONCE;               // of a stage

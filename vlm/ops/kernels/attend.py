@@ -52,7 +52,7 @@ def has_whole_slices(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
     if q.dtype not in X_TYPES or kv.keys.dtype not in (q.dtype, *MOST) or not nvrtc.copies_boxes(q.device):
         return False
     inputs = (q,) if new is None else (q, new.k, new.v)
-    return kv.keys.stride()[2:] == (q.shape[2], 1) and half % values == 0 and all(map(_has_slices, inputs))
+    return kv.keys.stride()[2:] == (q.shape[2], 1) and half % values == 0 and all(map(has_slices, inputs))
 
 
 def num_turned(new: NewTokens | None) -> int:
@@ -93,7 +93,7 @@ def reach_of(bias: Tensor | None) -> int:
     return 0 if bias is None else bias.shape[1] // 2
 
 
-def _has_slices(x: Tensor) -> bool:
+def has_slices(x: Tensor) -> bool:
     """Tells whether heads [R, H, D] can be loaded by 16 bytes."""
     whole = all(stride * x.element_size() % SLICE == 0 for stride in x.stride()[:2])
     return whole and x.stride(2) == 1 and x.data_ptr() % SLICE == 0

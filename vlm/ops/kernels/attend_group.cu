@@ -17,6 +17,7 @@
 // Defined when it is compiled: what attention.cuh says, HEADS, GROUP (query heads that share one of keys, up to 16),
 // BLOCK, CLUSTER, NEW, REACH, BIAS (by distance; of heads that share nothing).
 
+#include "vectors.cuh"
 #include "attention.cuh"
 
 static_assert(!BIAS || GROUP == 1);
@@ -90,16 +91,6 @@ __device__ __forceinline__ void multiply(float (&c)[2 * ROWS], const Left& a, u3
     if (IN_BFLOAT16) ONE_ROW("bf16");
     else ONE_ROW("f16");
 #endif
-}
-
-// The largest, or the sum, of what the four lanes of a row have.
-template <bool MAX> __device__ __forceinline__ float of_row(float value) {
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-        const float other = __shfl_xor_sync(~0u, value, lanes);
-        value = MAX ? fmaxf(value, other) : value + other;
-    }
-    return value;
 }
 
 // What a thread knows of its rows: queries as the left side of products, and what was found of them.

@@ -1,15 +1,10 @@
-// What kernels share that attend to a paged cache (attend.cu, attend_group.cu): copies of tokens, values of 8 and 16 bits,
+// What kernels share that attend to a paged cache (attend.cu, attend_group.cu), behind vectors.cuh: values of 8 and 16 bits,
 // the token that is new, results that are merged.
 //
-// Defined when it is compiled: X_TYPE, KV_TYPE (see the lists), DIM, HALF, WARPS, STAGES, CAP, LARGEST.
+// Defined when it is compiled: X_TYPE, KV_TYPE (see the lists, here and there), DIM, HALF, WARPS, STAGES, CAP, LARGEST.
 
-#define FLOAT16 0
-#define BFLOAT16 1
 #define INT8 2
 #define E4M3 3
-
-typedef unsigned int u32;
-typedef long long i64;
 
 constexpr bool IN_8_BITS = KV_TYPE >= INT8;
 constexpr int THREADS = 32 * WARPS;
@@ -18,23 +13,8 @@ constexpr int BYTES = IN_8_BITS ? 1 : 2;               // of a value in the cach
 constexpr int SLICES = DIM / VALUES;
 constexpr int LANES = SLICES <= 1 ? 1 : SLICES <= 2 ? 2 : SLICES <= 4 ? 4 : SLICES <= 8 ? 8 : SLICES <= 16 ? 16 : 32;
 constexpr int AT_ONCE = 32 / LANES;                    // tokens that the lanes of a warp have together
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LOWEST = -1e30f;                       // of scores: what is below it counts as none
 
-struct alignas(16) Vector { u32 v[4]; };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Requests bytes of global memory; zeros are written instead of those that are not wanted.
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool wanted) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
-}
-
-__device__ __forceinline__ void copy4(u32 to, const void* from, bool wanted) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0) : "memory");
-}
-
-__device__ __forceinline__ void end_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void first_stage_is_there() {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
 }
@@ -46,50 +26,6 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 __device__ __forceinline__ void store_in_first(u32 to, float value) {
     asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, 0; st.shared::cluster.f32 [a], %1; }"
                  ::"r"(to), "f"(value) : "memory");
-}
-
-__device__ __forceinline__ Vector load_global(const void* at) {
-    Vector r;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(at) : "memory");
-    return r;
-}
-
-__device__ __forceinline__ Vector load_shared(u32 at) {
-    Vector r;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(at) : "memory");
-    return r;
-}
-
-__device__ __forceinline__ float float_at(u32 shared) {
-    float r;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(shared) : "memory");
-    return r;
-}
-
-__device__ __forceinline__ float exp2_of(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
-__device__ __forceinline__ void halves(u32 two, float& low, float& high) {
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
-        : "=f"(low), "=f"(high) : "r"(two));
-}
-
-// Two values of the type of x.
-__device__ __forceinline__ void unpack_x(u32 two, float& low, float& high) {
-    if (X_TYPE == BFLOAT16) low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
-    else halves(two, low, high);
-}
-
-__device__ __forceinline__ u32 pack_x(float low, float high) {
-    u32 r;
-    if (X_TYPE == BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
 }
 
 // What a lane has of a token in the cache.

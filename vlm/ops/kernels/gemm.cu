@@ -11,13 +11,12 @@
 // 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
 
 #include "products.cuh"
+#include "wgmma.cuh"
 
 #define INT8 0
 #define E4M3 1
 #define DENSE_FLOAT16 2
 #define DENSE_BFLOAT16 3
-
-typedef unsigned long long u64;
 
 constexpr bool SCALED = KIND == INT8 || KIND == E4M3;
 constexpr int THREADS = 128;                             // that multiply
@@ -42,12 +41,6 @@ __device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.syn
 
 __device__ __forceinline__ void cluster_meets() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Describes rows of 128 bytes as a tensor map with a swizzle of 128 bytes lays them: eight rows after 1024 bytes.
-// (PTX, "Asynchronous Warpgroup Level Matrix Shared Memory Layout")
-__device__ __forceinline__ u64 described(u32 at) {
-    return (u64)((at & 0x3FFFF) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
 // Computes 64 outputs of ROWS rows, of 32 bytes of inputs, and adds them to the sums if `adds` is not 0.
@@ -171,16 +164,12 @@ __device__ __forceinline__ void copy_all(const TensorMap* weight, const TensorMa
 // Requests the products of a stage.
 __device__ __forceinline__ void multiply_stage(Sum (&c)[ROWS / 2], u32 at, bool adds) {
     fence(c);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    begin_products();
 #pragma unroll
     for (int k = 0; k < LINE; k += 32)
         multiply(c, described(at + k), described(at + WEIGHT_STAGE + k), adds || k);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    end_products();
     fence(c);
-}
-
-template <int LEFT> __device__ __forceinline__ void wait_for_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
 // Sums up this program's share of the inputs.
