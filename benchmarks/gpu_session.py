@@ -82,8 +82,8 @@ COMMANDS = (
     ("flan-t5-xl-int8", 100,
      "text --arch flan-t5-xl --random-weights --dtype bfloat16 --backend torch,torch-int8 "
      "--input-output-len 350,128 --no-hf --repeats 5 --profile"),
-    ("gpt2-medium-batch-1", 80,
-     "prompt --arch gpt2-medium --random-weights --dtype float16 --batch-size 1 "
+    ("gpt2-medium-prompt", 80,
+     "prompt --arch gpt2-medium --random-weights --dtype float16 --batch-size 1;32 "
      "--input-output-len 128,128 --hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),
     ("bart-large-cnn-lora", 75,
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --backend torch,torch+lora-8x16 "

@@ -47,8 +47,15 @@ def test_shared_memory_holds_what_is_merged():
 def test_programs_run_together_where_they_can():
     size = lambda pairs, kept: attend_group.sharing(pairs, 2048, 128, kept, 132)  # noqa: E731
     assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [(4, 8), (4, 2), (4, 1), (2, 1)]
-    assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [(4, 8), (4, 4), (4, 1), (1, 2)]
+    assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [(4, 8), (4, 4), (4, 1), (2, 1)]
     assert attend_group.sharing(192, 2048, 64, torch.bfloat16, 132) == (4, 2)
+
+
+def test_processors_get_the_same_number_of_programs():
+    program = attend_group.shared_memory(128, torch.int8, 2, new=True)
+    share = attend_group.fair_share(512, 132)
+    assert share > program
+    assert 4 * (share + attend_group.RESERVED) <= attend_group.MEMORY < 5 * (share + attend_group.RESERVED)
 
 
 @pytest.mark.parametrize("pairs, tokens, warps", [(256, 64, 4), (512, 64, 2), (1024, 64, 1), (1024, 1024, 2)])
@@ -67,6 +74,7 @@ def test_the_cpu_is_for_others():
 def test_gpus_of_little_shared_memory_are_for_others(kept, memory, is_taken, monkeypatch):
     properties = SimpleNamespace(shared_memory_per_block_optin=memory * 1024)
     monkeypatch.setattr(attend_group, "device_properties", lambda index: properties)
+    monkeypatch.setattr(attend_group, "num_processors", lambda device: 132)
     monkeypatch.setattr(attend_group.nvrtc, "copies_boxes", lambda device: True)
     kv = PagedKV(*torch.zeros(2, 3, 2, 16, 128, dtype=kept))
     assert attend_group.fits(torch.zeros(1, 4, 128, dtype=torch.bfloat16), kv, None) == is_taken

@@ -40,7 +40,11 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
         return False
     # half as much on GPUs of the same generation that are made for pictures
     most = device_properties(q.device.index).shared_memory_per_block_optin
-    return shared_memory(dim, kv.keys.dtype, new=True) <= most
+    if shared_memory(dim, kv.keys.dtype, new=True) > most:
+        return False
+    # heads of 8 bits that share nothing: Triton's kernel is as fast with many of them
+    room = _room(WARPS, dim, kv.keys.dtype, num_processors(q.device))
+    return group > 1 or kv.keys.dtype not in MOST or len(q) * heads <= room
 
 
 def stage_bytes(dim: int, kept: torch.dtype, *, biased: bool = False) -> int:
@@ -62,12 +66,10 @@ def shared_memory(dim: int, kept: torch.dtype, warps: int = WARPS, *, new: bool,
 def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: int) -> tuple[int, int]:
     """Returns how many warps a program has, and how many programs share the context, of at most so many tokens, of each
     row and head of keys. As measured on an H200, programs of many warps are the fastest while all run together; then
-    those of two, but of contexts that one warp has on their way at once, and of 8 bits, where each warp has its own."""
+    those of two, but of contexts that one warp has on their way at once."""
     room = _room(WARPS, dim, kept, processors)
     if pairs <= room:
         return WARPS, cluster_size(pairs, room)
-    if kept in MOST:
-        return 1, 2
     return 1 if tokens <= SHORT and pairs > _room(2, dim, kept, processors) else 2, 1
 
 
@@ -75,6 +77,12 @@ def cluster_size(pairs: int, room: int) -> int:
     """Returns the largest cluster of those that run together. As measured on an H200, clusters of four that take nearly
     all of its memory are slower than half as many of two: nothing of the next kernel begins beside them."""
     return max(size for size in CLUSTERS if pairs * size <= (room if size <= 2 else FULL * room))
+
+
+def fair_share(programs: int, processors: int) -> int:
+    """Returns the bytes of shared memory of a program with which all processors have the same number of programs, and
+    those that end early no more: values of 8 bits take instructions, which are shared, too."""
+    return MEMORY // -(-programs // processors) - RESERVED
 
 
 def _room(warps: int, dim: int, kept: torch.dtype, processors: int) -> int:
@@ -105,6 +113,8 @@ def attention(
         "CLUSTER": cluster, "WARPS": warps, "STAGES": num_stages(dim, kept),
     }  # fmt: skip
     memory = shared_memory(dim, kept, warps, new=new is not None, biased=bias is not None)
+    if kept in MOST and warps < WARPS:
+        memory = max(memory, fair_share(rows * kv_heads, num_processors(q.device)))
     _kernel(tuple(constants.items()), memory, q.device).launch(
         (cluster, kv_heads, rows), 32 * warps,
         *inputs_of(q, kv, new), tables, slots, lengths, bias, out, product_scale(scale, variant),
