@@ -226,7 +226,7 @@ def write_roles(
     workers: int = 1,
 ) -> dict[str, dict[str, Any]]:
     """Writes `<role>/rank<rank>.safetensors` for every (role, rank), `workers` of them at the same time -> relative
-    path to {sha256, size}. Progress counts bytes."""
+    path to what manifests keep of it. Progress counts bytes."""
     from vlm.artifacts.weights import write_files
 
     num_bytes, total = 0, sum(weights.source.nbytes for weights in parts.values())

@@ -5,11 +5,10 @@ The format: 8 bytes of header length, a JSON header, the tensors' bytes (https:/
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vlm.artifacts.files import open_regular
+from vlm.artifacts.hashes import ContentHash
 from vlm.artifacts.read_ahead import read_ahead, settle_threads
 from vlm.errors import CheckpointError, VlmError
 
@@ -156,23 +156,22 @@ class TensorSource:
 
 
 def write_tensors(path: Path, source: TensorSource, on_bytes: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
-    """Writes a safetensors file; the same tensors always give the same bytes. Returns its `sha256` and `size`."""
+    """Writes a safetensors file; the same tensors always give the same bytes. Returns what manifests
+    keep of it, as vlm.artifacts.hashes.file_entry."""
     names = sorted(source.layout, key=lambda name: _place(name, *source.layout[name]))
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file, ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing:
+    with path.open("wb") as file, ContentHash() as content:
         for chunk in _chunks(source, names, on_bytes):
-            hashed = hashing.submit(digest.update, chunk)
+            hashed = content.update(chunk)
             file.write(chunk)
-            hashed.result()
-            size += len(chunk)
-    return {"sha256": digest.hexdigest(), "size": size}
+            wait(hashed)
+        return content.entry()
 
 
 def write_files(
     folder: Path, sources: Mapping[str, TensorSource], on_bytes: Callable[[int], None], workers: int
 ) -> dict[str, dict[str, Any]]:
     """Writes a file for each path below a folder as `write_tensors` does, `workers` of them at the same time -> path to
-    {sha256, size}."""
+    what that returns."""
     lock, stopped = Lock(), Event()
 
     def advance(count: int) -> None:

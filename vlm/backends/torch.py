@@ -26,7 +26,7 @@ class TorchBackend(Backend):
     description = "CPU and CUDA"
     layout = Layout.PAGED
     devices = ("cpu", "cuda")
-    takes_quantized = splits = True
+    takes_quantized = splits = loads_data_alone = True
     quantizations = ("int8", "int4", "int4-asymmetric", "fp8", "w8a8")
 
     def preference(self, device: str, dtype: str | None) -> Preference:
