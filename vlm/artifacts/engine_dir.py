@@ -104,8 +104,7 @@ class EngineDir:
         read."""
         from vlm.artifacts.weights import TensorFiles
 
-        tensors = TensorFiles([self.path / role / f"rank{rank}.safetensors"], device, EngineError)
-        return {name: tensors[name] for name in tensors}
+        return TensorFiles([self.path / role / f"rank{rank}.safetensors"], device, EngineError).read()
 
     def verification(self) -> Verification:
         """Begins to hash the files, for `check`."""

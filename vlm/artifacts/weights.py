@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vlm.artifacts.files import open_regular
 from vlm.artifacts.hashes import ContentHash
-from vlm.artifacts.read_ahead import read_ahead, settle_threads
+from vlm.artifacts.read_ahead import THREADS, read_ahead, settle_threads
 from vlm.errors import CheckpointError, VlmError
 
 CODES = {
@@ -66,6 +66,11 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def read(self) -> dict[str, Tensor]:
+        """Returns all tensors: threads read the file and copy them to a device; on the CPU they are mapped."""
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as pool:
+            return dict(zip(self, pool.map(self.__getitem__, self), strict=True))
 
 
 def _open(path: Path, device: Any, error: type[VlmError]) -> Any:
