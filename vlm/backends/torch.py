@@ -35,9 +35,10 @@ class TorchBackend(Backend):
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <role>/rank<rank>.safetensors; of networks that every rank runs whole rank 0's alone."""
         from vlm.artifacts.checkpoint import write_roles
+        from vlm.artifacts.weights import write_hashed
 
         parts = job.parts if job.is_split else _cut(job)
-        files = write_roles(job.folder, parts, "Building the engine", job.progress, job.workers)
+        files = write_roles(job.folder, parts, "Building the engine", job.progress, job.workers, write=write_hashed)
         return BuiltFiles(files, {"devices": list(self.devices)})
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, nn.Module]:
