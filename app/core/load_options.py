@@ -136,7 +136,8 @@ class LoadOptions:
         with garbage.importing():
             import vlm.api.pipeline
         fields = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
-        pipeline = vlm.load(model, progress=progress, **fields, **self.build)
+        with garbage.rarely():
+            pipeline = vlm.load(model, progress=progress, **fields, **self.build)
         garbage.exempt()
         return pipeline
 

@@ -11,7 +11,7 @@ from vlm.artifacts.checkpoint import Checkpoint, RoleWeights, write_checkpoint
 from vlm.artifacts.files import atomic_dir
 from vlm.artifacts.generation_config import generation_defaults
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.weights import TensorFiles, TensorSource, write_tensors
+from vlm.artifacts.weights import TensorFiles, TensorSource, write_hashed, write_tensors
 from vlm.errors import CheckpointError
 
 TENSORS = {
@@ -41,7 +41,7 @@ def folder(path, files):
 
 
 def test_writes_what_the_safetensors_library_reads(tmp_path):
-    entry = write_tensors(tmp_path / "a.safetensors", TensorSource.from_tensors(TENSORS))
+    entry = write_hashed(tmp_path / "a.safetensors", TensorSource.from_tensors(TENSORS))
     for read in (load_file(tmp_path / "a.safetensors"), TensorFiles([tmp_path / "a.safetensors"])):
         assert set(read) == set(TENSORS)
         for name, tensor in TENSORS.items():
@@ -51,8 +51,10 @@ def test_writes_what_the_safetensors_library_reads(tmp_path):
 
 
 def test_the_order_of_tensors_does_not_change_the_bytes(tmp_path):
-    first = write_tensors(tmp_path / "a", TensorSource.from_tensors(TENSORS))
-    assert write_tensors(tmp_path / "b", TensorSource.from_tensors(dict(reversed(TENSORS.items())))) == first
+    first = write_hashed(tmp_path / "a", TensorSource.from_tensors(TENSORS))
+    assert write_hashed(tmp_path / "b", TensorSource.from_tensors(dict(reversed(TENSORS.items())))) == first
+    write_tensors(tmp_path / "c", TensorSource.from_tensors(TENSORS))
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
 
 
 def test_a_mapped_tensor_may_be_changed_without_changing_the_file(tmp_path):

@@ -7,6 +7,7 @@ import torch
 
 from tests.unit import artifact_kit
 from tests.unit.artifact_kit import CONFIG, GENERATION, contents
+from vlm.artifacts import hashes
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.kinds import kind_of
@@ -70,6 +71,21 @@ def test_edited(engine, name):
     with pytest.raises(EngineError, match=rf"{name} was edited"):
         EngineDir.open(engine.path)
     EngineDir.open(engine.path, verify=False)  # the size is right: only the hashes tell
+
+
+@pytest.mark.parametrize("piece", [16, hashes.PIECE])
+def test_an_edited_file_is_found_by_pieces_and_as_a_whole(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(hashes, "PIECE", piece)
+    artifact_kit.install(monkeypatch)
+    checkpoint = convert_folder(artifact_kit.write_hf(tmp_path / "hf"), tmp_path / "ckpt")
+    engine = build_engine(checkpoint, tmp_path / "engine", BuildConfig())
+    assert (hashes.PIECES in engine.manifest.files[WEIGHTS]) == (piece == 16)
+    EngineDir.open(engine.path)
+    data = bytearray((engine.path / WEIGHTS).read_bytes())
+    data[len(data) // 2] ^= 1
+    edit(engine.path / WEIGHTS, bytes(data))
+    with pytest.raises(EngineError, match=rf"is not as it was built: {WEIGHTS} was edited; rebuild it"):
+        EngineDir.open(engine.path)
 
 
 def test_missing_longer_and_added_are_told_at_once(engine):

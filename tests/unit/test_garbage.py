@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from vlm_app.core.garbage import collect, exempt, importing
+from vlm_app.core.garbage import collect, exempt, importing, rarely
 
 
 class Node:
@@ -52,3 +52,13 @@ def test_imports_are_not_gone_through_and_what_they_made_is_exempt(unfrozen, was
         assert gc.isenabled() == was_on and gc.get_freeze_count() > 10_000
     finally:
         gc.enable()
+
+
+def test_collections_are_as_frequent_as_before_once_a_model_is_loaded_or_is_not():
+    usual = gc.get_threshold()
+    with rarely():
+        assert gc.isenabled() and gc.get_threshold()[0] == 100 * usual[0]
+    assert gc.get_threshold() == usual
+    with pytest.raises(MemoryError), rarely():
+        raise MemoryError
+    assert gc.get_threshold() == usual

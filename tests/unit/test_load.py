@@ -1,17 +1,22 @@
-"""vlm.load: arguments beside a RuntimeConfig."""
+"""vlm.load: arguments beside a RuntimeConfig, and files that are hashed while they are loaded."""
 
 from __future__ import annotations
+
+import threading
+from pathlib import Path
 
 import pytest
 
 import vlm
 from tests import tiny
-from vlm.api import load
+from vlm.api import load, pipeline
 from vlm.artifacts.checkpoint import Checkpoint
+from vlm.backends.torch import TorchBackend
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
-from vlm.errors import ConfigError, InputError, LimitError
+from vlm.errors import ConfigError, EngineError, InputError, LimitError, OutOfMemoryError
+from vlm.processing.processor import ProcessorFiles
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +58,56 @@ def test_the_batch_of_the_runtime_is_built_for(loaded, checkpoint, tmp_path):
 def test_runtime_numbers(name):
     with pytest.raises(ConfigError, match=f"{name} is 0, it must be at least 1"):
         RuntimeConfig(**{name: 0})
+
+
+@pytest.fixture
+def engine(checkpoint, tmp_path) -> Path:
+    return build_engine(Checkpoint.open(checkpoint), tmp_path / "engine", BuildConfig()).path
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [-1, 9])  # a weight, and what says where weights lie
+def test_an_edited_file_is_told_of_whether_it_loads_or_not(engine, monkeypatch, place):
+    closed, close = [], pipeline.Pipeline.close
+    monkeypatch.setattr(pipeline.Pipeline, "close", lambda self: closed.append(True) or close(self))
+    flip(engine / "decoder/rank0.safetensors", place)
+    with pytest.raises(EngineError, match=r"is not as it was built: decoder/rank0.safetensors was edited; rebuild it"):
+        vlm.load(engine, device="cpu")
+    assert closed == [True] * (place == -1)
+
+
+def test_what_else_is_wrong_with_a_sound_engine_is_told(engine, monkeypatch):
+    def fail(*arguments):
+        raise OutOfMemoryError("there is no room.")
+
+    monkeypatch.setattr(pipeline, "load_engine", fail)
+    with pytest.raises(OutOfMemoryError, match="there is no room"):
+        vlm.load(engine, device="cpu")
+
+
+def test_files_that_are_run_are_hashed_before(engine, monkeypatch):
+    monkeypatch.setattr(TorchBackend, "loads_data_alone", False)
+    monkeypatch.setattr(load, "Pipeline", lambda *arguments: pytest.fail("it was loaded"))
+    flip(engine / "decoder/rank0.safetensors", -1)
+    with pytest.raises(EngineError, match="was edited"):
+        vlm.load(engine, device="cpu")
+
+
+def test_processor_files_are_read_while_weights_are_loaded(engine, monkeypatch):
+    both, load_engine, read = threading.Barrier(2, timeout=60), pipeline.load_engine, ProcessorFiles.read
+
+    def meeting(function):
+        def call(*arguments):
+            both.wait()
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(pipeline, "load_engine", meeting(load_engine))
+    monkeypatch.setattr(ProcessorFiles, "read", staticmethod(meeting(read)))
+    assert vlm.load(engine, device="cpu").generate(input_ids=[5, 6, 1], max_new_tokens=2).token_ids

@@ -156,14 +156,14 @@ def test_values_that_the_type_cannot_hold_are_found_in_every_file(whole, tmp_pat
 
 def test_workers_write_files_at_the_same_time(whole, tmp_path, monkeypatch):
     """Two files that wait for each other: one after the other they would never be there."""
-    meeting, write = threading.Barrier(2, timeout=60), weights.write_tensors
+    meeting, write = threading.Barrier(2, timeout=60), weights.write_hashed
 
     def meet(path, *arguments):
         if path.parent.name == "decoder":
             meeting.wait()
         return write(path, *arguments)
 
-    monkeypatch.setattr(weights, "write_tensors", meet)
+    monkeypatch.setattr(weights, "write_hashed", meet)
     build_model(whole["llama"].path, tmp_path / "engine", BuildConfig(tp_size=2), workers=2)
     assert meeting.broken is False
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from vlm.artifacts import read_ahead as module
 from vlm.artifacts.read_ahead import read_ahead
-from vlm.artifacts.weights import CODES, TensorSource, write_tensors
+from vlm.artifacts.weights import CODES, TensorSource, write_hashed
 
 
 def test_results_come_in_order_and_a_few_are_under_way():
@@ -62,7 +62,7 @@ def test_every_tensor_starts_at_a_multiple_of_its_element(tmp_path):
         for dtype, code in CODES.items()
     }
     counts: list[int] = []
-    written = write_tensors(tmp_path / "a.safetensors", TensorSource.from_tensors(tensors), counts.append)
+    written = write_hashed(tmp_path / "a.safetensors", TensorSource.from_tensors(tensors), counts.append)
     content = (tmp_path / "a.safetensors").read_bytes()
     assert written == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     assert sum(counts) == sum(t.nbytes for t in tensors.values())
@@ -71,5 +71,5 @@ def test_every_tensor_starts_at_a_multiple_of_its_element(tmp_path):
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and found[name].data_ptr() % tensor.itemsize == 0
         assert torch.equal(found[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), name
-    again = write_tensors(tmp_path / "b.safetensors", TensorSource.from_tensors(dict(reversed(tensors.items()))))
+    again = write_hashed(tmp_path / "b.safetensors", TensorSource.from_tensors(dict(reversed(tensors.items()))))
     assert again == written

@@ -10,6 +10,7 @@ from typing import Any
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.devices import first_device
+from vlm.backends.installed import backend_of
 from vlm.build.store import resolve
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
@@ -56,8 +57,32 @@ def load(
     options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
     options |= {"tp_size": tp_size, "pp_size": pp_size}
     path = resolve(model, on=first_device(runtime).type, progress=progress, **options, **limits)
-    engine = EngineDir.open(path).limited(**limits)
-    return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
+    engine = EngineDir.open(path, verify=False).limited(**limits)
+    return _verified(engine.without_decoder() if encoder_only else engine, runtime)
+
+
+def _verified(engine: EngineDir, runtime: RuntimeConfig) -> Pipeline:
+    """Loads an engine, whose files are hashed meanwhile where that is harmless. Raises EngineError for one that is not
+    as it was built, whatever else that has led to."""
+    with engine.verification() as verification:
+        if not _loads_data_alone(engine):
+            engine.check(verification)
+        try:
+            pipeline = Pipeline(engine, runtime)
+        except Exception:
+            engine.check(verification)
+            raise
+        try:
+            engine.check(verification)
+        except BaseException:
+            pipeline.close()
+            raise
+        return pipeline
+
+
+def _loads_data_alone(engine: EngineDir) -> bool:
+    """Says whether nothing of an engine's files is run while it is loaded, nor other processes wait for this one."""
+    return backend_of(engine).loads_data_alone and engine.build.num_ranks == 1
 
 
 def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:

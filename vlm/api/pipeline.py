@@ -33,7 +33,7 @@ from vlm.ops.kernels.compile_time import compile_seconds
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.parallel.environment import rank_among
 from vlm.processing.input_fields import INPUT_KEYS
-from vlm.processing.processor import Processor
+from vlm.processing.processor import Processor, ProcessorFiles
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -64,10 +64,13 @@ class Pipeline:
         elif ranks is None:
             rank_among(1, engine.path)
             runtime = of_rank(runtime, 0, 1)
-        self.llm: Engine = self._loaded(runtime, ranks or ALONE)
+        with ThreadPoolExecutor(1, "processor") as beside:
+            reading = beside.submit(ProcessorFiles.read, engine)
+            self.llm: Engine = self._loaded(runtime, ranks or ALONE)
+            files = reading.result()
         self.loop = EngineLoop(self.llm)
         self.adapters = LoadedAdapters(engine, self.llm, list(runtime.lora_folders))
-        self.processor = Processor.from_engine(engine, self.adapters, tables)
+        self.processor = Processor.from_engine(engine, self.adapters, tables, files)
         self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlm.artifacts.files import atomic_dir, canonical_json, check_replaceable, load_json, read_json
 from vlm.artifacts.generation_config import check_tokens
@@ -30,6 +30,7 @@ FORMAT_VERSION = 1
 WHAT = "checkpoint of vlm"
 REPLICATED = ("visual",)  # roles that each rank runs whole
 Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,10 @@ def write_parts(
 ) -> Checkpoint:
     """Writes a checkpoint of the weights of each (role, rank) as `write_checkpoint` does; `manifest`: its
     config.json."""
+    from vlm.artifacts.weights import write_tensors
+
     with atomic_dir(out, is_checkpoint, WHAT, CheckpointError) as draft:
-        write_roles(draft, parts, "Writing the checkpoint", progress)
+        write_roles(draft, parts, "Writing the checkpoint", progress, write=write_tensors)
         for role, config in {role: weights.config for (role, _), weights in parts.items()}.items():
             (draft / role / "config.json").write_text(canonical_json(config), encoding="utf-8")
         copy_processor(processor_files, draft)
@@ -224,9 +227,11 @@ def write_roles(
     description: str,
     progress: Progress | None,
     workers: int = 1,
-) -> dict[str, dict[str, Any]]:
+    *,
+    write: Callable[..., T],
+) -> dict[str, T]:
     """Writes `<role>/rank<rank>.safetensors` for every (role, rank), `workers` of them at the same time -> relative
-    path to {sha256, size}. Progress counts bytes."""
+    path to what `write` returns (vlm.artifacts.weights.write_files). Progress counts bytes."""
     from vlm.artifacts.weights import write_files
 
     num_bytes, total = 0, sum(weights.source.nbytes for weights in parts.values())
@@ -240,7 +245,7 @@ def write_roles(
     for role, _ in parts:
         (draft / role).mkdir(exist_ok=True)
     sources = {f"{role}/rank{rank}.safetensors": weights.source for (role, rank), weights in parts.items()}
-    return write_files(draft, sources, advance, workers)
+    return write_files(draft, sources, advance, workers=workers, write=write)
 
 
 def copy_processor(files: Sequence[Path], draft: Path) -> list[Path]:

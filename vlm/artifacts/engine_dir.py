@@ -6,14 +6,13 @@ manifest.json  visual/model.onnx  cross/model.onnx  decoder/model.onnx  processo
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.files import load_json, sha256_of
+from vlm.artifacts.files import load_json
 from vlm.artifacts.manifest import MANIFEST, REBUILD, WHAT, Manifest
+from vlm.artifacts.verification import Verification
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, InputError, listed
 
@@ -42,7 +41,8 @@ class EngineDir:
         engine = cls.without_weights(path)
         engine._check_sizes()
         if verify:
-            engine._check_hashes()
+            with engine.verification() as verification:
+                engine.check(verification)
         return engine
 
     @classmethod
@@ -104,8 +104,15 @@ class EngineDir:
         read."""
         from vlm.artifacts.weights import TensorFiles
 
-        tensors = TensorFiles([self.path / role / f"rank{rank}.safetensors"], device, EngineError)
-        return {name: tensors[name] for name in tensors}
+        return TensorFiles([self.path / role / f"rank{rank}.safetensors"], device, EngineError).read()
+
+    def verification(self) -> Verification:
+        """Begins to hash the files, for `check`."""
+        return Verification(self.path, self.manifest.files)
+
+    def check(self, verification: Verification) -> None:
+        """Waits for the hashes. Raises EngineError that names the files which were edited."""
+        self._refuse([f"{name} was edited" for name in verification.edited()])
 
     def _check_sizes(self) -> None:
         errors = [
@@ -129,24 +136,6 @@ class EngineDir:
         paths = (p for folder in folders for p in sorted((self.path / folder).rglob("*")) if p.is_file())
         names = (p.relative_to(self.path).as_posix() for p in paths if not p.name.startswith("."))
         return [name for name in names if name not in self.manifest.files]
-
-    def _check_hashes(self) -> None:
-        files = self.manifest.files
-        with ThreadPoolExecutor(min(8, len(files) or 1, os.cpu_count() or 1)) as pool:  # hashing releases the GIL
-            hashes = list(pool.map(self._hash, files))
-        self._refuse(
-            [
-                f"{name} was edited"
-                for name, digest in zip(files, hashes, strict=True)
-                if digest != files[name]["sha256"]
-            ]
-        )
-
-    def _hash(self, name: str) -> str:
-        try:
-            return sha256_of(self.path / name)
-        except OSError as error:
-            raise EngineError(f"{self.path / name} cannot be read: {error.strerror}.") from None
 
     def _refuse(self, errors: list[str]) -> None:
         if errors:

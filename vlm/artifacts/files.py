@@ -1,10 +1,9 @@
-"""Files as artifacts need them: strict JSON, SHA-256, and directories that appear whole or not at all."""
+"""Files as artifacts need them: strict JSON, and directories that appear whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -86,11 +85,6 @@ def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
 def canonical_json(value: Any) -> str:
     """Returns a value as JSON: the same value always gives the same text."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

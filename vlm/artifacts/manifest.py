@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.files import canonical_json, read_json, sha256_of
+from vlm.artifacts.files import canonical_json, read_json
+from vlm.artifacts.hashes import PIECES, file_entry
 from vlm.config import BuildConfig, Config
 from vlm.errors import EngineError, listed
 
@@ -36,7 +37,7 @@ class Manifest(Config):
     source: str  # where the weights come from, in words
     built_on: dict[str, str]  # python, torch, device, platform
     built_for: dict[str, Any]  # what may run it: {"devices"}, and under its backend's name what that knows of it
-    files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
+    files: dict[str, dict[str, Any]]  # relative path -> what vlm.artifacts.hashes.file_entry says
     # {"group_size", "ignore"}, where they were given, the layers that have parameters of vlm.layers.quant.inputs, and
     # those of vlm.layers.quant.producer.FOLDED
     quantization_options: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +120,7 @@ def _is_role(name: str, entry: Any) -> bool:
 
 def _is_file_entry(name: str, entry: Any) -> bool:
     fine = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+    fine = fine and isinstance(entry.get(PIECES, ""), str)
     return fine and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
@@ -161,4 +163,4 @@ def built_on() -> dict[str, str]:
 
 def file_entries(folder: Path, paths: list[Path]) -> dict[str, dict[str, Any]]:
     """Returns the manifest's entries of files that are written already."""
-    return {p.relative_to(folder).as_posix(): {"sha256": sha256_of(p), "size": p.stat().st_size} for p in paths}
+    return {path.relative_to(folder).as_posix(): file_entry(path) for path in paths}

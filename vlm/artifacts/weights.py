@@ -5,23 +5,23 @@ The format: 8 bytes of header length, a JSON header, the tensors' bytes (https:/
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vlm.artifacts.files import open_regular
-from vlm.artifacts.read_ahead import read_ahead, settle_threads
+from vlm.artifacts.hashes import ContentHash
+from vlm.artifacts.read_ahead import THREADS, read_ahead, settle_threads
 from vlm.errors import CheckpointError, VlmError
 
 CODES = {
@@ -38,6 +38,7 @@ CODES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+T = TypeVar("T")
 WIDEST = max(dtype.itemsize for dtype in CODES)
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -66,6 +67,11 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def read(self) -> dict[str, Tensor]:
+        """Returns all tensors: threads read the file and copy them to a device; on the CPU they are mapped."""
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as pool:
+            return dict(zip(self, pool.map(self.__getitem__, self), strict=True))
 
 
 def _open(path: Path, device: Any, error: type[VlmError]) -> Any:
@@ -155,24 +161,33 @@ class TensorSource:
         return result
 
 
-def write_tensors(path: Path, source: TensorSource, on_bytes: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
-    """Writes a safetensors file; the same tensors always give the same bytes. Returns its `sha256` and `size`."""
-    names = sorted(source.layout, key=lambda name: _place(name, *source.layout[name]))
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file, ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing:
-        for chunk in _chunks(source, names, on_bytes):
-            hashed = hashing.submit(digest.update, chunk)
+def write_tensors(path: Path, source: TensorSource, on_bytes: Callable[[int], None] = lambda n: None) -> None:
+    """Writes a safetensors file; the same tensors always give the same bytes."""
+    with path.open("wb") as file:
+        for chunk in _chunks(source, on_bytes):
             file.write(chunk)
-            hashed.result()
-            size += len(chunk)
-    return {"sha256": digest.hexdigest(), "size": size}
+
+
+def write_hashed(path: Path, source: TensorSource, on_bytes: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
+    """Writes one as `write_tensors` does. Returns what manifests keep of it, as vlm.artifacts.hashes.file_entry."""
+    with path.open("wb") as file, ContentHash() as content:
+        for chunk in _chunks(source, on_bytes):
+            hashed = content.update(chunk)
+            file.write(chunk)
+            wait(hashed)
+        return content.entry()
 
 
 def write_files(
-    folder: Path, sources: Mapping[str, TensorSource], on_bytes: Callable[[int], None], workers: int
-) -> dict[str, dict[str, Any]]:
-    """Writes a file for each path below a folder as `write_tensors` does, `workers` of them at the same time -> path to
-    {sha256, size}."""
+    folder: Path,
+    sources: Mapping[str, TensorSource],
+    on_bytes: Callable[[int], None],
+    *,
+    workers: int,
+    write: Callable[[Path, TensorSource, Callable[[int], None]], T],
+) -> dict[str, T]:
+    """Writes a file for each path below a folder, `workers` of them at the same time -> path to what `write` returns:
+    `write_tensors` or `write_hashed`."""
     lock, stopped = Lock(), Event()
 
     def advance(count: int) -> None:
@@ -183,7 +198,7 @@ def write_files(
 
     settle_threads()
     with ThreadPoolExecutor(workers, thread_name_prefix="write") as pool:
-        written = {name: pool.submit(write_tensors, folder / name, source, advance) for name, source in sources.items()}
+        written = {name: pool.submit(write, folder / name, source, advance) for name, source in sources.items()}
         try:
             return {name: future.result() for name, future in written.items()}
         except BaseException:
@@ -198,7 +213,8 @@ def _place(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, 
     return (0 if _nbytes(dtype, shape) % WIDEST == 0 else WIDEST - dtype.itemsize + 1), name
 
 
-def _chunks(source: TensorSource, names: list[str], on_bytes: Callable[[int], None]) -> Iterator[Any]:
+def _chunks(source: TensorSource, on_bytes: Callable[[int], None]) -> Iterator[Any]:
+    names = sorted(source.layout, key=lambda name: _place(name, *source.layout[name]))
     header, offset = {}, 0
     for name in names:
         dtype, shape = source.layout[name]

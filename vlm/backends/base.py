@@ -87,6 +87,7 @@ class Backend(ABC):
     takes_quantized: ClassVar[bool] = False  # does it take weights that were quantized before the build?
     takes_image_sizes: ClassVar[bool] = True  # does it encode images of several sizes with one network?
     takes_targets: ClassVar[bool] = False  # is an engine tied to compute capabilities?
+    loads_data_alone: ClassVar[bool] = False  # may files be loaded before it is known that they are as they were built?
     rank: ClassVar[int] = 0  # `auto` asks those of higher ranks first
 
     # --- what may be asked for ---

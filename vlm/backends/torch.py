@@ -26,7 +26,7 @@ class TorchBackend(Backend):
     description = "CPU and CUDA"
     layout = Layout.PAGED
     devices = ("cpu", "cuda")
-    takes_quantized = splits = True
+    takes_quantized = splits = loads_data_alone = True
     quantizations = ("int8", "int4", "int4-asymmetric", "fp8", "w8a8")
 
     def preference(self, device: str, dtype: str | None) -> Preference:
@@ -35,9 +35,10 @@ class TorchBackend(Backend):
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <role>/rank<rank>.safetensors; of networks that every rank runs whole rank 0's alone."""
         from vlm.artifacts.checkpoint import write_roles
+        from vlm.artifacts.weights import write_hashed
 
         parts = job.parts if job.is_split else _cut(job)
-        files = write_roles(job.folder, parts, "Building the engine", job.progress, job.workers)
+        files = write_roles(job.folder, parts, "Building the engine", job.progress, job.workers, write=write_hashed)
         return BuiltFiles(files, {"devices": list(self.devices)})
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, nn.Module]:

@@ -31,6 +31,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class ProcessorFiles:
+    """What an engine's processor files come to. To read them takes seconds, most of them for imports, and neither
+    weights nor a device: a thread may do so beside the loading of both."""
+
+    tokenizer: Tokenizer | None
+    processor_source: ProcessorSource | None
+    image_processor: ImageProcessor | None
+
+    @classmethod
+    def read(cls, engine: EngineDir) -> ProcessorFiles:
+        """Raises EngineError for damaged ones."""
+        folder, source = engine.processor_dir, processor_source(engine)
+        tokenizer = Tokenizer.from_dir(folder, catalogs.family(engine.family).tokenizer_rules) if folder else None
+        return cls(tokenizer, source, source.load() if source else None)
+
+
+@dataclass(frozen=True)
 class Processor:
     """Turns one engine's inputs into requests and its outputs into texts. Used by several threads at once."""
 
@@ -51,17 +68,17 @@ class Processor:
         engine: EngineDir,
         adapters: Mapping[str, int] = MappingProxyType({}),
         prompt_tables: PromptTables | None = None,
+        files: ProcessorFiles | None = None,
     ) -> Processor:
-        """`adapters`: the numbers of those that requests may name; `prompt_tables`: of tasks that they may name. Raises
-        EngineError for a damaged processor."""
+        """`adapters`: the numbers of those that requests may name; `prompt_tables`: of tasks that they may name;
+        `files`: what has been read already. Raises EngineError for a damaged processor."""
         family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
         if prompt_tables is not None:
             prompt_tables.check_width((encoder or config).embedding_size)
-        source = processor_source(engine)
-        image_processor = source.load() if source else None
+        files = files or ProcessorFiles.read(engine)
+        tokenizer, image_processor = files.tokenizer, files.image_processor
         if image_processor is not None and not image_processor.fits():
             warnings.warn(
                 f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
@@ -90,7 +107,7 @@ class Processor:
             encoder,
             vision,
             tokenizer,
-            source,
+            files.processor_source,
             image_processor,
             request_builder,
             generates=engine.generates,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vlm.artifacts.files import canonical_json, sha256_of
+from vlm.artifacts.files import canonical_json
+from vlm.artifacts.hashes import sha256_of
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.registry.catalogs import family
