@@ -127,7 +127,8 @@ class Scheduler:
             self._adapters -= Counter([sequence.request.adapter_id])
         self._slots += sequence.slots
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
-            self.blocks.free(blocks)
+            if blocks:
+                self.blocks.free(blocks)
         sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
         sequence.pending_chunks = []
 
@@ -173,19 +174,18 @@ class Scheduler:
         each = self.blocks_for(min(reach, sequence.max_length))
         whole = prompt // size  # blocks that nothing will be added to: beams share them
         need = each - len(hits) + (width - 1) * (each - whole) + (width if width > 1 else 0)
-        cross = self.blocks_for(sequence.num_features)
-        if need + self.blocks.num_evictable(hits) > self.blocks.available("self") or cross > self.blocks.available(
-            "cross"
-        ):
+        cross, blocks = self.blocks_for(sequence.num_features), self.blocks
+        if need + blocks.num_evictable(hits) > blocks.available("self") or cross > blocks.available("cross"):
             return False
-        self.blocks.acquire(hits, "self")
-        first = hits + self.blocks.allocate(each - len(hits), "self")
+        blocks.acquire(hits, "self")
+        first = hits + blocks.allocate(each - len(hits), "self")
         sequence.self_blocks = [first]
         for _ in range(width - 1):
-            self.blocks.share(first[:whole])
-            sequence.self_blocks.append(first[:whole] + self.blocks.allocate(each - whole, "self"))
-        sequence.spare_blocks = self.blocks.allocate(width if width > 1 else 0, "self")
-        sequence.cross_blocks = self.blocks.allocate(cross, "cross")
+            blocks.share(first[:whole])
+            sequence.self_blocks.append(first[:whole] + blocks.allocate(each - whole, "self"))
+        if width > 1:
+            sequence.spare_blocks = blocks.allocate(width, "self")
+        sequence.cross_blocks = blocks.allocate(cross, "cross")
         begins = [len(hits) * size] + [whole * size] * (width - 1)
         sequence.pending_chunks = [
             PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt

@@ -165,6 +165,16 @@ def batched_by_kinds(items: Iterable[T], most: int, kinds: Callable[[T], Set[obj
         yield group
 
 
+def padded(rows: Items[Items[int]], fill: int, width: int | None = None) -> Array:
+    """Returns rows of different lengths as an array [n, width], with `fill` after the end of each; by default as wide
+    as the longest."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    result = np.full((len(rows), lengths.max() if width is None else width), fill, np.int32)
+    flat = itertools.chain.from_iterable(rows)
+    result[np.arange(result.shape[1]) < lengths[:, None]] = np.fromiter(flat, np.int32, lengths.sum())
+    return result
+
+
 def packed(counts: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Turns (slot, n) pairs into the slot and the position of each of their rows, [sum of n] int32 each, on the host"""
     slots = torch.cat([torch.full((n,), slot, dtype=torch.int32) for slot, n in counts])

@@ -36,7 +36,7 @@ class SequenceStatus(Enum):
     FINISHED = auto()  # it has its finish reason and holds nothing
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """A request's scheduled state on the host; what it has on the device is known by its id, slots and blocks."""
 
