@@ -64,7 +64,7 @@ def test_a_kernel_can_write_all_that_an_admission_tells(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("padding_slot", [None, 9])
 def test_rows_of_texts(padding_slot):
-    inputs = PackedTexts.from_texts([(5, 6, 7), (8,)], [2, 4]).to_device(CPU, padding_slot)
+    inputs = PackedTexts.from_texts([(5, 6, 7), (8,)], [2, 4]).inputs(CPU, padding_slot).to_device(CPU)
     extra = 0 if padding_slot is None else len(inputs.token_ids) - 4
     assert inputs.token_ids.tolist() == [5, 6, 7, 8] + [0] * extra
     assert inputs.positions.tolist() == [0, 1, 2, 0] + [0] * extra
@@ -78,7 +78,7 @@ def test_rows_of_prompts(padding_slot):
     lengths, ends = (3, 5, 2), (3, 4, 2)
     sequences = [Sequence(n, Request((7,) * n), 40, 0, [7] * n, slots=[n]) for n in lengths]
     prefills = [(s, PrefillChunk(0, 1, end)) for s, end in zip(sequences, ends, strict=True)]
-    inputs = PackedChunks.from_prefills(prefills).to_device(CPU, padding_slot)
+    inputs = PackedChunks.from_prefills(prefills).inputs(CPU, padding_slot).to_device(CPU)
     extra = 0 if padding_slot is None else len(inputs.token_ids) - 6
     assert inputs.positions.tolist() == [1, 2, 1, 2, 3, 1] + [0] * extra
     assert inputs.slots.tolist() == [3, 3, 5, 5, 5, 2] + [9] * extra
