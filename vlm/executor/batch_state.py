@@ -31,8 +31,9 @@ from vlm.ops.sequence_state import SequenceState
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
 from vlm.requests.sampling_params import SharedSettings
-from vlm.requests.sequence import Sequence
+from vlm.requests.sequence import Sequence, any_adapted
 
+NO_RUNS = [0] * MAX_PERIOD
 STOP_IDS = 16  # end tokens a request that there is room for at first
 Put = Callable[[Tensor, list | npt.NDArray], object]  # (per-slot tensor, its values for the slots that are filled)
 EARLY = {False: EarlyStopping.HEURISTIC, True: EarlyStopping.WHEN_FULL, "never": EarlyStopping.NEVER}
@@ -130,15 +131,17 @@ class BatchState:
         put(state.max_lengths, [s.max_length for s in sequences])
         put(state.finish, [0] * len(sequences))
         put(state.stop_ids, padded(stop_ids, -1, state.stop_ids.shape[1]))
-        put(state.forced_bos, settings.each(lambda p: _or_none(p.forced_bos_token_id)))
-        put(state.forced_eos, settings.each(lambda p: _forced_eos(p.forced_eos_token_id)))
-        put(state.detect_loops, settings.each(lambda p: int(p.loop_detection)))
-        if settings.any(lambda p: p.loop_detection):
-            put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
+        if self._changes("forced", settings.any(lambda p: p.forced_tokens)):
+            put(state.forced_bos, settings.each(lambda p: _or_none(p.forced_bos_token_id)))
+            put(state.forced_eos, settings.each(lambda p: _forced_eos(p.forced_eos_token_id)))
+        if self._changes("loops", settings.any(lambda p: p.loop_detection)):
+            put(state.detect_loops, settings.each(lambda p: int(p.loop_detection)))
+            put(state.loop_runs, [_loop_runs(s) for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
         if self.position_deltas is not None:
             put(self.position_deltas, [s.positions.deltas for s in sequences if s.positions is not None])
-        put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
+        if self._changes("adapters", any_adapted(sequences)):
+            put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
 
     def _admit_blocks(
         self, slots: list[int], cross_blocks: list[list[int]], self_blocks: list[list[int]], put: Put
@@ -255,6 +258,10 @@ def _or_none(token: int | None) -> int:
 def _forced_eos(token: int | tuple[int, ...] | None) -> int:
     """Returns the end that is forced, -1: none. Several that may be are rules, one alone is of the slot's state."""
     return -1 if token is None or isinstance(token, tuple) else token
+
+
+def _loop_runs(sequence: Sequence) -> list[int]:
+    return loop_runs_of(sequence.tokens) if sequence.request.params.loop_detection else NO_RUNS
 
 
 def _shortest(sequence: Sequence) -> int:
