@@ -9,7 +9,7 @@ from tests import tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts
+from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, padded
 from vlm.executor.slot_upload import SlotUpload, _fields
 from vlm.requests.request import Request
 from vlm.requests.sequence import PrefillChunk, Sequence
@@ -60,6 +60,32 @@ def test_a_kernel_can_write_all_that_an_admission_tells(tmp_path, monkeypatch):
         assert pipe.generate({"decoder_prompt_token_ids": [3, 4, 5]}, max_new_tokens=4, **settings).token_ids
     assert len(told) > 60 and {size for *_, size in told} == {1, 4}
     assert all(width <= stride for _, width, stride, _, _ in told)
+
+
+def test_a_slot_forgets_settings_that_few_requests_have(tmp_path):
+    """What they set is written once any request has: a plain one after it finds nothing of it, in whatever slot."""
+    engine = engine_dir(tiny.llama(seed=1), tmp_path, max_batch_size=3, max_seq_len=40)
+    plain = {"max_new_tokens": 8, "ignore_eos": True}
+    inputs = [{"decoder_prompt_token_ids": [3, 4, n]} for n in (5, 6, 7)]
+    tokens = lambda pipe, **settings: [out.token_ids for out in pipe.generate(inputs, **plain | settings)]  # noqa: E731
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu"))
+    want = tokens(pipe)
+    for settings in (
+        {"temperature": 1.3, "top_k": 3, "seed": 5},
+        {"repetition_penalty": 9.0, "min_new_tokens": 5, "no_repeat_ngram_size": 1},
+        {"forced_bos_token_id": 9, "forced_eos_token_id": 8},
+        {"loop_detection": True},
+        {"num_beams": 3},
+    ):
+        assert tokens(pipe, **settings) == tokens(Pipeline(engine, RuntimeConfig(device="cpu")), **settings)
+        assert tokens(pipe) == want
+
+
+def test_rows_of_different_lengths_are_padded():
+    rows = [[1, 2], [], [3]]
+    assert padded(rows, -1).tolist() == [[1, 2], [-1, -1], [3, -1]]
+    assert padded(rows, 0, 3).tolist() == [[1, 2, 0], [0, 0, 0], [3, 0, 0]]
+    assert padded([[], []], 0).shape == (2, 0)
 
 
 @pytest.mark.parametrize("padding_slot", [None, 9])

@@ -106,17 +106,16 @@ class BatchState:
         """Fills the slots of newly admitted sequences, all beams of one alike."""
         self._admit_rules(sequences, stop_ids)
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
-        self_blocks = [blocks for s in sequences for blocks in s.self_blocks or [[]] * s.width]
         beams = [beam for s in sequences for beam in range(s.width)]
-        slots = [slot for s in sequences for slot in s.slots]
-        writer = SlotUpload(slots, self.device)
+        writer = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
         sequences, put = [s for s in sequences for _ in s.slots], writer.put
         settings = SharedSettings([s.request.params for s in sequences])
         self._admit_slots(sequences, settings, stop_ids, put)
-        self._admit_blocks(slots, [s.cross_blocks for s in sequences], self_blocks, put)
+        self._admit_blocks(sequences, beams, put)
         self._admit_sampling(sequences, settings, put)
         self._admit_penalties(sequences, settings, put)
-        if len(slots) > beams.count(0):
+        self._admit_rare(sequences, settings, put)
+        if any(beams):
             self._admit_beams(sequences, settings, beams, put)
         self._admit_drafts(sequences, put)
         writer.write()
@@ -143,11 +142,11 @@ class BatchState:
         if self._changes("adapters", any_adapted(sequences)):
             put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
 
-    def _admit_blocks(
-        self, slots: list[int], cross_blocks: list[list[int]], self_blocks: list[list[int]], put: Put
-    ) -> None:
-        put(self.cross_tables, padded(cross_blocks, 0))
+    def _admit_blocks(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
+        self_blocks = [s.self_blocks[beam] for s, beam in zip(sequences, beams, strict=True)]
+        put(self.cross_tables, padded([s.cross_blocks for s in sequences], 0))
         put(self.self_tables, padded(self_blocks, 0))
+        slots = (s.slots[beam] for s, beam in zip(sequences, beams, strict=True))
         self._table_sizes.update(zip(slots, map(len, self_blocks), strict=True))
 
     def _admit_sampling(self, sequences: list[Sequence], settings: SharedSettings, put: Put) -> None:
@@ -173,6 +172,9 @@ class BatchState:
             put(penalties.ngrams, [s.ngram_size for s in sequences])
         if self._changes("input", settings.any(lambda p: p.encoder_repetition_penalty != 1.0)):
             put(penalties.input_repetition, settings.each(lambda p: p.encoder_repetition_penalty))
+
+    def _admit_rare(self, sequences: list[Sequence], settings: SharedSettings, put: Put) -> None:
+        penalties = self.penalties
         if self._changes("rare", settings.any(lambda p: p.rare)):
             decays = [s.request.params.exponential_decay_length_penalty or (0, 1.0) for s in sequences]
             # a later start is as good as none, and may be too large for 32 bits
