@@ -18,7 +18,7 @@ from vlm.requests.token_update import Completion, TokenUpdate
 Result = tuple[int, Output | VlmError]  # of the input of this index
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Samples:
     """The requests that one input has become."""
 

@@ -220,8 +220,10 @@ class Pipeline:
         job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count, ahead=ahead)
         try:
             for index, result in job.results():
-                more, results = ([], [(index, result)]) if pages is None else pages.take(index, result)
-                feed.put_first(more)
+                results = [(index, result)]
+                if pages is not None:
+                    more, results = pages.take(index, result)
+                    feed.put_first(more)
                 for number, whole in results:
                     if isinstance(whole, VlmError) and on_error == "raise":
                         raise whole

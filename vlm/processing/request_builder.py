@@ -216,9 +216,9 @@ class RequestBuilder:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_task({k: v for k, v in source.items() if v is not None})
         fields = self._with_named_ids(fields)
-        if not self.family.takes_text and {"text", "encoder_input_ids"} & fields.keys():
+        if not self.family.takes_text and ("text" in fields or "encoder_input_ids" in fields):
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
-        if not self.family.takes_images and {"images", "pixel_values"} & fields.keys():
+        if not self.family.takes_images and ("images" in fields or "pixel_values" in fields):
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
         prompt_keys = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
         if prompt_keys == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
@@ -226,7 +226,9 @@ class RequestBuilder:
         for names in (prompt_keys, ENCODER_KEYS if self.prompts is None else ("images", "pixel_values")):
             if len(both := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(both)} were given together; an input has one of them.")
-        return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
+        if "messages" in fields:
+            fields = {**fields, "messages": self.conversation(fields["messages"])}
+        return fields
 
     def conversation(self, messages: Any) -> Conversation:
         """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""
