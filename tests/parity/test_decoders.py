@@ -138,7 +138,7 @@ def test_one_token_takes_no_decode_step(ragged, ended_by, monkeypatch):
 def test_preemption_loses_nothing(ragged):
     _, engine, prompts, want = ragged
     pipe = Pipeline(engine, cpu(block_size=4, burst=3, max_kv_blocks=33))
-    requests = [pipe._request(given, pipe._params({"max_new_tokens": 30})) for given in inputs_of(prompts)]
+    requests = [pipe.request(given, max_new_tokens=30) for given in inputs_of(prompts)]
     ids, done = [pipe.llm.add(request) for request in requests], {}
     while pipe.llm.has_work:
         done |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}

@@ -18,7 +18,7 @@ from vlm.requests.sequence import Sequence
 def state_with(params: SamplingParams, prompt=(0,), limit=600, stops=(2,)) -> BatchState:
     state = BatchState(2, 700, CacheShape(8, 8, 4, 4), torch.device("cpu"))
     request = Request(tuple(prompt), encoder_output=torch.zeros(3, 4), params=params)
-    sequence = Sequence(0, request, limit, 3, list(prompt), slots=[1])
+    sequence = Sequence(0, request, limit, 3, list(prompt), slots=[1], self_blocks=[[]])
     state.admit([sequence], [list(stops)])
     return state
 

@@ -43,7 +43,7 @@ def run(
     state = BatchState(2 * len(histories), 16, CacheShape(8, 8, 4, 4), torch.device("cpu"))
     sequences = [
         Sequence(i, Request(tuple(h[:prompt]), encoder_input_ids=INPUT, params=p), 10, len(INPUT), list(h),
-                 slots=[next(slots) for _ in range(p.num_beams)])
+                 slots=[next(slots) for _ in range(p.num_beams)], self_blocks=[[]] * p.num_beams)
         for i, (h, p) in enumerate(zip(histories, params, strict=True))
     ]  # fmt: skip
     state.admit(sequences, [list(ends)] * len(sequences))
@@ -191,7 +191,7 @@ def test_a_slot_forgets_its_last_requests_rules():
                    SamplingParams(bad_words_ids=((7,),), exponential_decay_length_penalty=(0, 9.0)),
                    SamplingParams()):  # fmt: skip
         request = Request((0,), encoder_input_ids=INPUT, params=params)
-        sequences = [Sequence(i, request, 10, len(INPUT), [0], slots=[i]) for i in range(2)]
+        sequences = [Sequence(i, request, 10, len(INPUT), [0], slots=[i], self_blocks=[[]]) for i in range(2)]
         state.admit(sequences, [[2]] * 2)
         found = logits_processors.apply(logits, state.slots, state.penalties, rows, state.rules.rules,
                                logits_processors.Processing(tuple(range(5)), rare=True))  # fmt: skip

@@ -78,6 +78,20 @@ def test_short_work_is_shared_out_in_parts_and_waited_for(pool):
     assert not feed.more or feed.ready(block=False) == []
 
 
+def test_who_waits_for_short_work_does_what_no_thread_has_begun(pool):
+    """However long the threads are at something else; of what is closed nothing is done any more."""
+    gate, prepared = threading.Event(), []
+    for _ in range(2):
+        pool.submit(gate.wait, 60)
+    feed = Prefetch(pool, enumerate(range(9)), lambda _, value: value + 1, window=9, most=16)
+    closed = Prefetch(pool, enumerate(range(9)), lambda _, value: prepared.append(value), window=9, most=16)
+    assert drained(feed) == {i: i + 1 for i in range(9)}
+    closed.close()
+    gate.set()
+    pool.shutdown()
+    assert prepared == []
+
+
 def test_of_long_work_what_comes_soon_goes_along(pool, monkeypatch):
     """An engine that is idle begins with all that is as good as ready, and not with what takes longer."""
     monkeypatch.setattr(prefetch, "SOON", 1.0)

@@ -9,7 +9,7 @@ from tests import tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts
+from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, padded
 from vlm.executor.slot_upload import SlotUpload, _fields
 from vlm.requests.request import Request
 from vlm.requests.sequence import PrefillChunk, Sequence
@@ -62,9 +62,35 @@ def test_a_kernel_can_write_all_that_an_admission_tells(tmp_path, monkeypatch):
     assert all(width <= stride for _, width, stride, _, _ in told)
 
 
+def test_a_slot_forgets_settings_that_few_requests_have(tmp_path):
+    """What they set is written once any request has: a plain one after it finds nothing of it, in whatever slot."""
+    engine = engine_dir(tiny.llama(seed=1), tmp_path, max_batch_size=3, max_seq_len=40)
+    plain = {"max_new_tokens": 8, "ignore_eos": True}
+    inputs = [{"decoder_prompt_token_ids": [3, 4, n]} for n in (5, 6, 7)]
+    tokens = lambda pipe, **settings: [out.token_ids for out in pipe.generate(inputs, **plain | settings)]  # noqa: E731
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu"))
+    want = tokens(pipe)
+    for settings in (
+        {"temperature": 1.3, "top_k": 3, "seed": 5},
+        {"repetition_penalty": 9.0, "min_new_tokens": 5, "no_repeat_ngram_size": 1},
+        {"forced_bos_token_id": 9, "forced_eos_token_id": 8},
+        {"loop_detection": True},
+        {"num_beams": 3},
+    ):
+        assert tokens(pipe, **settings) == tokens(Pipeline(engine, RuntimeConfig(device="cpu")), **settings)
+        assert tokens(pipe) == want
+
+
+def test_rows_of_different_lengths_are_padded():
+    rows = [[1, 2], [], [3]]
+    assert padded(rows, -1).tolist() == [[1, 2], [-1, -1], [3, -1]]
+    assert padded(rows, 0, 3).tolist() == [[1, 2, 0], [0, 0, 0], [3, 0, 0]]
+    assert padded([[], []], 0).shape == (2, 0)
+
+
 @pytest.mark.parametrize("padding_slot", [None, 9])
 def test_rows_of_texts(padding_slot):
-    inputs = PackedTexts.from_texts([(5, 6, 7), (8,)], [2, 4]).to_device(CPU, padding_slot)
+    inputs = PackedTexts.from_texts([(5, 6, 7), (8,)], [2, 4]).inputs(CPU, padding_slot).to_device(CPU)
     extra = 0 if padding_slot is None else len(inputs.token_ids) - 4
     assert inputs.token_ids.tolist() == [5, 6, 7, 8] + [0] * extra
     assert inputs.positions.tolist() == [0, 1, 2, 0] + [0] * extra
@@ -78,7 +104,7 @@ def test_rows_of_prompts(padding_slot):
     lengths, ends = (3, 5, 2), (3, 4, 2)
     sequences = [Sequence(n, Request((7,) * n), 40, 0, [7] * n, slots=[n]) for n in lengths]
     prefills = [(s, PrefillChunk(0, 1, end)) for s, end in zip(sequences, ends, strict=True)]
-    inputs = PackedChunks.from_prefills(prefills).to_device(CPU, padding_slot)
+    inputs = PackedChunks.from_prefills(prefills).inputs(CPU, padding_slot).to_device(CPU)
     extra = 0 if padding_slot is None else len(inputs.token_ids) - 6
     assert inputs.positions.tolist() == [1, 2, 1, 2, 3, 1] + [0] * extra
     assert inputs.slots.tolist() == [3, 3, 5, 5, 5, 2] + [9] * extra

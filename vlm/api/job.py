@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from vlm.api.images_ahead import ImagesAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
@@ -17,7 +18,7 @@ from vlm.requests.token_update import Completion, TokenUpdate
 Result = tuple[int, Output | VlmError]  # of the input of this index
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Samples:
     """The requests that one input has become."""
 
@@ -45,7 +46,9 @@ class Job:
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
         self._ended: list[tuple[int, list[Completion]]] = []  # in the last step
         # to decode and post-process a page takes milliseconds, which the engine's thread has not
-        self._outputs = PooledMap[list[Completion], Output](pool, outputs.merged, inputs.most)
+        self._outputs = PooledMap[list[Completion], Output](
+            pool, outputs.merged, inputs.most, partial(outputs.clock, "post-process")
+        )
 
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""

@@ -81,7 +81,7 @@ class OutputReader:
 
     tokenizer: Tokenizer | None
     family: FamilySpec
-    clock: StageClock = field(default_factory=StageClock)
+    clock: StageClock = field(default_factory=StageClock)  # of who reads many
 
     def output(self, completion: Completion) -> Output:
         """Returns a completion's output, with the other outcomes of its search as alternatives."""
@@ -93,8 +93,7 @@ class OutputReader:
 
     def merged(self, samples: Iterable[Completion]) -> Output:
         """Returns the first sample's output, the others as its alternatives."""
-        with self.clock("post-process"):
-            first, *others = map(self.output, samples)
+        first, *others = map(self.output, samples)
         return replace(first, alternatives=tuple(others)) if others else first
 
     def _decoded(self, completion: Completion, outcome: Completion | Hypothesis, score: float | None = None) -> Output:

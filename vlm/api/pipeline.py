@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -137,7 +138,9 @@ class Pipeline:
         params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
-        ids = self.loop.add([self._request(single, params, lora)])
+        with self._preparing():
+            request = self._builder.build(single, params, lora)
+        ids = self.loop.add([request])
         text = text_stream(self.tokenizer, params)
         try:
             while self.loop.has_work:
@@ -204,9 +207,9 @@ class Pipeline:
 
         def request(number: int, source: Any) -> Request:
             if pages is None:
-                return self._request(source, params, lora)
+                return self._builder.build(source, params, lora)
             own, settings = pages.begin(number, source, params.num_return_sequences)
-            return self._request(own, self._params({**settings, **sampling}) if settings else params, lora)
+            return self._builder.build(own, self._params({**settings, **sampling}) if settings else params, lora)
 
         feed = self.feed = Prefetch(
             self._workers,
@@ -214,13 +217,16 @@ class Pipeline:
             request,
             self._window(window),
             most=1 if self.family.takes_images else TEXTS_TOGETHER,
+            within=self._preparing,
         )
         ahead = ImagesAhead.of(self.loop, self.capabilities.max_batch_size)
         job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count, ahead=ahead)
         try:
             for index, result in job.results():
-                more, results = ([], [(index, result)]) if pages is None else pages.take(index, result)
-                feed.put_first(more)
+                results = [(index, result)]
+                if pages is not None:
+                    more, results = pages.take(index, result)
+                    feed.put_first(more)
                 for number, whole in results:
                     if isinstance(whole, VlmError) and on_error == "raise":
                         raise whole
@@ -306,12 +312,13 @@ class Pipeline:
         check_options(sampling, INPUT_KEYS)
         return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
 
-    def _request(self, source: Any, params: SamplingParams, lora: str | int | None = None) -> Request:
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """Counts what a thread prepares within its block."""
         start = time.perf_counter()
         with self.clock("prepare"):
-            request = self._builder.build(source, params, lora)
+            yield
         self._preprocess_seconds += time.perf_counter() - start
-        return request
 
     # --- results ---
     def _count(self, completion: Completion) -> None:

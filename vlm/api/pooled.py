@@ -6,9 +6,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -18,8 +18,7 @@ R = TypeVar("R")
 THREADS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
+class Outcome(NamedTuple, Generic[R]):
     """What a function returned, or raised."""
 
     value: Any = None
@@ -43,12 +42,19 @@ class Outcome(Generic[R]):
 class PooledMap(Generic[T, R]):
     """Applies a function to values that have an index each; outcomes are taken in the order that they come in."""
 
-    def __init__(self, pool: ThreadPoolExecutor, function: Callable[[T], R], most: int = 1):
-        """`most`: values that one task may have."""
-        self._pool, self._function, self._most = pool, function, most
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        function: Callable[[T], R],
+        most: int = 1,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        """`most`: values that one task may have: of short work, of which who waits for it does a part; `within`: what
+        each task is done in."""
+        self._pool, self._function, self._most, self._within = pool, function, most, within
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
         self._outcomes: deque[tuple[int, Outcome[R]]] = deque()  # of a task that was taken
-        self._tasks: set[Future[None]] = set()
+        self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
         self._begun, self._ended, self._taken = 0, 0, 0
         self._lock = threading.Lock()  # of what begins and ends: any thread may hand values in
 
@@ -68,24 +74,31 @@ class PooledMap(Generic[T, R]):
             self._begun += len(values)
         size = max(1, min(self._most, -(-len(values) // THREADS)))  # a task for each thread
         for first in range(0, len(values), size):
-            task = self._pool.submit(self._run, values[first : first + size])
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.append(values[first : first + size])
+            self._pool.submit(self._run_next)
 
     def take(self, timeout: float | None = None) -> tuple[int, Outcome[R]]:
         """Waits for the next outcome. Raises queue.Empty where none comes within `timeout` seconds."""
         if not self._outcomes:
+            while self._most > 1 and self._finished.empty() and self._run_next():
+                pass
             self._outcomes.extend(self._finished.get(timeout=timeout))
         self._taken += 1
         return self._outcomes.popleft()
 
     def close(self) -> None:
         """Drops what has not begun."""
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.clear()
 
-    def _run(self, values: Sequence[tuple[int, T]]) -> None:
-        outcomes = [(index, Outcome.of(self._function, value)) for index, value in values]
+    def _run_next(self) -> bool:
+        """Does a task, in whatever thread; says whether there was one."""
+        try:
+            values = self._tasks.popleft()
+        except IndexError:
+            return False
+        with self._within():
+            outcomes = [(index, Outcome.of(self._function, value)) for index, value in values]
         with self._lock:
             self._ended += len(values)
         self._finished.put(outcomes)  # at once: each would wake who waits, and let them wait for Python's lock again
+        return True

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from vlm.api.pooled import Outcome, PooledMap
@@ -32,12 +32,13 @@ class Prefetch:
         prepare: Callable[[int, Any], Any],
         window: int,
         most: int = 1,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        """`prepare` is given an input with its index. `most`: inputs that a thread prepares at once; where several,
-        they are short work, which `ready` waits for: an engine that begins with all of them is sooner done than one
-        that begins with the first. Of others it waits for what comes soon."""
+        """`prepare` is given an input with its index. `most`: inputs that a thread prepares at once, `within` what it
+        is given; where several, they are short work, which `ready` waits for: an engine that begins with all of them is
+        sooner done than one that begins with the first. Of others it waits for what comes soon."""
         self._source, self._room, self.most = source, window, most
-        self._prepared = PooledMap[tuple[int, Any], Any](pool, lambda pair: _prepared(prepare, *pair), most)
+        self._prepared = PooledMap[tuple[int, Any], Any](pool, lambda pair: _prepared(prepare, *pair), most, within)
         self._first: deque[tuple[int, Any]] = deque()  # inputs that go before the others
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither

@@ -84,11 +84,12 @@ class Admission:
         if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
         table = request.prompt_table
-        width = (self.encoder or self.config).embedding_size
-        if table is not None and (table.rows.ndim != 2 or table.rows.shape[1] != width):
-            raise InputError(
-                f"the prompt table has shape {list(table.rows.shape)}; this model takes rows of {width} values."
-            )
+        if table is not None:
+            width = (self.encoder or self.config).embedding_size
+            if table.rows.ndim != 2 or table.rows.shape[1] != width:
+                raise InputError(
+                    f"the prompt table has shape {list(table.rows.shape)}; this model takes rows of {width} values."
+                )
         return content_keys(table, request.images)
 
     def _length(self, request: Request, virtual: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 
 class BlockManager:
@@ -17,8 +18,8 @@ class BlockManager:
         self.quota = {"self": num_self, "cross": num_cross}
         self.num_used = {"self": 0, "cross": 0}
         self._free = list(range(num_self + num_cross, 0, -1))
-        self._owners: dict[int, int] = {}
-        self._kind: dict[int, str] = {}
+        self._owners = [0] * self.num_blocks
+        self._kinds = [""] * self.num_blocks  # of those that have owners
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._evictable: dict[int, None] = {}  # without owners, found by their key; the oldest first
@@ -34,9 +35,13 @@ class BlockManager:
     def allocate(self, count: int, kind: str) -> list[int]:
         """Takes `count` blocks; the caller has asked `available` first."""
         assert count <= self.available(kind), "allocation over quota"
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        blocks = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(blocks) :]
+        if len(blocks) < count:
+            blocks += [self._evict() for _ in range(count - len(blocks))]
+        owners, kinds = self._owners, self._kinds
         for block in blocks:
-            self._owners[block], self._kind[block] = 1, kind
+            owners[block], kinds[block] = 1, kind
         self.num_used[kind] += count
         return blocks
 
@@ -45,18 +50,18 @@ class BlockManager:
         for block in blocks:
             self._owners[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Items[int]) -> None:
         """Takes an owner from each block; a block without owners returns to the pool, which gives them out in the same
         order again: what reads one sequence's cache is fastest over a run of it."""
-        for block in reversed([*blocks]):
-            self._owners[block] -= 1
-            if not self._owners[block]:
-                del self._owners[block]
-                self.num_used[self._kind.pop(block)] -= 1
-                if block in self._keys:
+        owners, kinds, keys, free, num_used = self._owners, self._kinds, self._keys, self._free, self.num_used
+        for block in reversed(blocks):
+            owners[block] -= 1
+            if not owners[block]:
+                num_used[kinds[block]] -= 1
+                if block in keys:
                     self._evictable[block] = None
                 else:
-                    self._free.append(block)
+                    free.append(block)
 
     # --- blocks by what they hold ---
     def register(self, block: int, key: bytes) -> None:
@@ -76,14 +81,14 @@ class BlockManager:
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
         """Returns how many of these count against the quota once they are taken."""
-        return sum(block in self._evictable for block in blocks)
+        return len(self._evictable.keys() & blocks)
 
     def acquire(self, blocks: Iterable[int], kind: str) -> None:
         """Adds an owner to blocks that `lookup` gave."""
         for block in blocks:
             if block in self._evictable:
                 del self._evictable[block]
-                self._owners[block], self._kind[block] = 1, kind
+                self._owners[block], self._kinds[block] = 1, kind
                 self.num_used[kind] += 1
             else:
                 self._owners[block] += 1
@@ -102,4 +107,4 @@ class BlockManager:
     @property
     def balanced(self) -> bool:
         """Says whether nothing is owned, and every block is free or kept exactly once."""
-        return not self._owners and sorted([*self._free, *self._evictable]) == list(range(1, self.num_blocks))
+        return not any(self._owners) and sorted([*self._free, *self._evictable]) == list(range(1, self.num_blocks))

@@ -18,8 +18,7 @@ RETRY = 256  # plain steps after which a sequence that has gained nothing is tri
 
 def drafts_of(sequences: list[Sequence], most: int) -> int:
     """Returns how many tokens the next burst proposes for each sequence: `most`, or 0 where it would not pay."""
-    slots = sum(sequence.width for sequence in sequences)
-    if not most or slots * (1 + most) > MOST_ROWS:
+    if not most or sum(sequence.width for sequence in sequences) * (1 + most) > MOST_ROWS:
         return 0
     gain = sum(sequence.draft_gain for sequence in sequences if sequence.max_drafts)
     return most if gain >= LEAST_GAIN * len(sequences) and gain > 0 else 0

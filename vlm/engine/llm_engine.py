@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -279,9 +280,15 @@ class LLMEngine:
         self._aborted_ids.clear()
         return updates
 
-    def _stop_ids(self, request: Request) -> list[int]:
+    def _stop_ids(self, request: Request) -> tuple[int, ...]:
         eos = () if request.params.ignore_eos else self.eos_token_ids
-        return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))
+        return _joined(eos, request.params.stop_token_ids)
+
+
+@functools.lru_cache(maxsize=256)  # of settings that many requests share
+def _joined(eos_token_ids: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the tokens that end a sequence, each once."""
+    return tuple(dict.fromkeys((*eos_token_ids, *stop_token_ids)))
 
 
 def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:

@@ -123,27 +123,30 @@ class Scheduler:
         if computed and is_whole and self.config.prefix_sharing and sequence.width == 1:
             self._register(sequence, 0, len(sequence.tokens) - 1)
         self.running.remove(sequence)
-        if sequence.request.adapted:
+        if sequence.adapted:
             self._adapters -= Counter([sequence.request.adapter_id])
         self._slots += sequence.slots
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
-            self.blocks.free(blocks)
+            if blocks:
+                self.blocks.free(blocks)
         sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
         sequence.pending_chunks = []
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> int:
         """Admits whom there are slots, blocks and room for; returns what is left of the room."""
+        now = time.perf_counter()
         while self.waiting and room > 0 and len(self._slots) >= self.waiting[0].width:
             sequence = self.waiting[0]
-            if not self._has_adapter_room(sequence) or not self._allocate(sequence):
+            if (sequence.adapted and not self._has_adapter_room(sequence)) or not self._allocate(sequence):
                 break
-            if sequence.request.adapted:
+            if sequence.adapted:
                 self._adapters[sequence.request.adapter_id] += 1
             self.waiting.popleft()
-            sequence.slots = [self._slots.pop() for _ in range(sequence.width)]
+            sequence.slots = self._slots[: -sequence.width - 1 : -1]
+            del self._slots[-sequence.width :]
             sequence.scheduled = len(sequence.tokens)
-            sequence.first_scheduled_time = sequence.first_scheduled_time or time.perf_counter()
+            sequence.first_scheduled_time = sequence.first_scheduled_time or now
             sequence.status = SequenceStatus.PREFILLING
             self.running.append(sequence)
             plan.admitted.append(sequence)
@@ -158,9 +161,7 @@ class Scheduler:
 
     def _has_adapter_room(self, sequence: Sequence) -> bool:
         """Says whether a sequence's adapter is in use already, or may be, too."""
-        if not sequence.request.adapted or sequence.request.adapter_id in self._adapters:
-            return True
-        return len(self._adapters) < self.config.max_adapters
+        return sequence.request.adapter_id in self._adapters or len(self._adapters) < self.config.max_adapters
 
     def _allocate(self, sequence: Sequence) -> bool:
         """Takes blocks for the prompt and the first burst, or for all tokens where none may be recomputed; False, with
@@ -173,19 +174,20 @@ class Scheduler:
         each = self.blocks_for(min(reach, sequence.max_length))
         whole = prompt // size  # blocks that nothing will be added to: beams share them
         need = each - len(hits) + (width - 1) * (each - whole) + (width if width > 1 else 0)
-        cross = self.blocks_for(sequence.num_features)
-        if need + self.blocks.num_evictable(hits) > self.blocks.available("self") or cross > self.blocks.available(
-            "cross"
-        ):
+        cross, blocks = self.blocks_for(sequence.num_features), self.blocks
+        kept = blocks.num_evictable(hits) if hits else 0
+        if need + kept > blocks.available("self") or cross > blocks.available("cross"):
             return False
-        self.blocks.acquire(hits, "self")
-        first = hits + self.blocks.allocate(each - len(hits), "self")
+        if hits:
+            blocks.acquire(hits, "self")
+        first = hits + blocks.allocate(each - len(hits), "self")
         sequence.self_blocks = [first]
         for _ in range(width - 1):
-            self.blocks.share(first[:whole])
-            sequence.self_blocks.append(first[:whole] + self.blocks.allocate(each - whole, "self"))
-        sequence.spare_blocks = self.blocks.allocate(width if width > 1 else 0, "self")
-        sequence.cross_blocks = self.blocks.allocate(cross, "cross")
+            blocks.share(first[:whole])
+            sequence.self_blocks.append(first[:whole] + blocks.allocate(each - whole, "self"))
+        if width > 1:
+            sequence.spare_blocks = blocks.allocate(width, "self")
+        sequence.cross_blocks = blocks.allocate(cross, "cross")
         begins = [len(hits) * size] + [whole * size] * (width - 1)
         sequence.pending_chunks = [
             PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt

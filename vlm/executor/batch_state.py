@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Sequence as Items
+from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.packing import power_of_two
-from vlm.executor.rule_table import RuleTable, rules_of
+from vlm.executor.packing import padded, power_of_two
+from vlm.executor.rule_table import PackedRules, RuleTable, rules_of
 from vlm.executor.slot_upload import SlotUpload
 from vlm.executor.upload import upload
 from vlm.limits import MAX_TOP_LOGPROBS
@@ -27,11 +30,12 @@ from vlm.ops.sample import SamplingState
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
-from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Sequence
+from vlm.requests.sampling_params import SharedSettings
+from vlm.requests.sequence import Sequence, any_adapted
 
+NO_RUNS = [0] * MAX_PERIOD
 STOP_IDS = 16  # end tokens a request that there is room for at first
-Put = Callable[[Tensor, list], object]  # (per-slot tensor, its values for the slots that are filled)
+Put = Callable[[Tensor, list | npt.NDArray], object]  # (per-slot tensor, its values for the slots that are filled)
 EARLY = {False: EarlyStopping.HEURISTIC, True: EarlyStopping.WHEN_FULL, "never": EarlyStopping.NEVER}
 
 
@@ -98,93 +102,97 @@ class BatchState:
         after_prompt = (places >= self.slots.prompt_lengths[s]).long()
         return (places[:, None] + self.position_deltas[s, after_prompt]).T.contiguous()
 
-    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+    def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
         """Fills the slots of newly admitted sequences, all beams of one alike."""
         self._admit_rules(sequences, stop_ids)
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
         beams = [beam for s in sequences for beam in range(s.width)]
         writer = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
         sequences, put = [s for s in sequences for _ in s.slots], writer.put
-        self._admit_slots(sequences, stop_ids, put)
-        self._admit_sampling(sequences, put)
-        self._admit_beams(sequences, beams, put)
+        settings = SharedSettings([s.request.params for s in sequences])
+        self._admit_slots(sequences, settings, stop_ids, put)
+        self._admit_blocks(sequences, beams, put)
+        self._admit_sampling(sequences, settings, put)
+        self._admit_penalties(sequences, settings, put)
+        self._admit_rare(sequences, settings, put)
+        if any(beams):
+            self._admit_beams(sequences, settings, beams, put)
         self._admit_drafts(sequences, put)
         writer.write()
-        self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
 
-    def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
-        state, width = self.slots, max(len(s.tokens) for s in sequences)
-        params = [s.request.params for s in sequences]
-        put(state.tokens, _padded([s.history for s in sequences], width, 0))
-        put(state.logprobs, _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], width, 0.0))
+    def _admit_slots(
+        self, sequences: list[Sequence], settings: SharedSettings, stop_ids: Items[Items[int]], put: Put
+    ) -> None:
+        state = self.slots
+        put(state.tokens, padded([s.history for s in sequences], 0))
         put(state.lengths, [len(s.tokens) for s in sequences])
         put(state.prompt_lengths, [s.prompt_length for s in sequences])
         put(state.max_lengths, [s.max_length for s in sequences])
         put(state.finish, [0] * len(sequences))
-        put(state.stop_ids, _padded(stop_ids, state.stop_ids.shape[1], -1))
-        put(state.forced_bos, [_or_none(p.forced_bos_token_id) for p in params])
-        put(state.forced_eos, [_forced_eos(p.forced_eos_token_id) for p in params])
-        put(state.detect_loops, [int(p.loop_detection) for p in params])
-        if any(p.loop_detection for p in params):
-            put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
+        put(state.stop_ids, padded(stop_ids, -1, state.stop_ids.shape[1]))
+        if self._changes("forced", settings.any(lambda p: p.forced_tokens)):
+            put(state.forced_bos, settings.each(lambda p: _or_none(p.forced_bos_token_id)))
+            put(state.forced_eos, settings.each(lambda p: _forced_eos(p.forced_eos_token_id)))
+        if self._changes("loops", settings.any(lambda p: p.loop_detection)):
+            put(state.detect_loops, settings.each(lambda p: int(p.loop_detection)))
+            put(state.loop_runs, [_loop_runs(s) for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
         if self.position_deltas is not None:
             put(self.position_deltas, [s.positions.deltas for s in sequences if s.positions is not None])
-        put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
-        blocks = max(len(s.cross_blocks) for s in sequences)
-        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))
+        if self._changes("adapters", any_adapted(sequences)):
+            put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
 
-    def _admit_sampling(self, sequences: list[Sequence], put: Put) -> None:
-        params, penalties, sampling = [s.request.params for s in sequences], self.penalties, self.sampling
-        put(sampling.temperature, [p.temperature for p in params])
-        put(sampling.top_p, [p.top_p for p in params])
-        put(sampling.min_p, [p.min_p for p in params])
-        put(sampling.top_k, [p.top_k for p in params])
+    def _admit_blocks(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
+        self_blocks = [s.self_blocks[beam] for s, beam in zip(sequences, beams, strict=True)]
+        put(self.cross_tables, padded([s.cross_blocks for s in sequences], 0))
+        put(self.self_tables, padded(self_blocks, 0))
+        slots = (s.slots[beam] for s, beam in zip(sequences, beams, strict=True))
+        self._table_sizes.update(zip(slots, map(len, self_blocks), strict=True))
+
+    def _admit_sampling(self, sequences: list[Sequence], settings: SharedSettings, put: Put) -> None:
+        if not self._changes("draws", settings.any(lambda p: p.temperature > 0)):
+            return
+        sampling = self.sampling
+        for name in ("temperature", "top_p", "min_p", "top_k", "top_p_decay", "top_p_min"):
+            put(getattr(sampling, name), settings.each(attrgetter(name)))
+        put(sampling.top_p_reset_id, settings.each(lambda p: _or_none(p.top_p_reset_id)))
         put(sampling.seeds, [s.seed for s in sequences])
-        put(sampling.top_p_decay, [p.top_p_decay for p in params])
-        put(sampling.top_p_min, [p.top_p_min for p in params])
-        put(sampling.top_p_reset_id, [_or_none(p.top_p_reset_id) for p in params])
-        put(
-            sampling.decay_steps,
-            [_since(s.generated, p.top_p_reset_id) for s, p in zip(sequences, params, strict=True)],
-        )
-        put(penalties.repetition, [p.repetition_penalty for p in params])
-        put(penalties.presence, [p.presence_penalty for p in params])
-        put(penalties.frequency, [p.frequency_penalty for p in params])
-        shortest = lambda s, p: max(s.prompt_length + p.min_new_tokens, p.min_length)  # noqa: E731
-        put(penalties.min_lengths, [shortest(s, p) for s, p in zip(sequences, params, strict=True)])
-        put(penalties.ngrams, [s.ngram_size for s in sequences])
-        self._admit_filters(params, put)
-        self._admit_rare(sequences, put)
-
-    def _admit_filters(self, params: list[SamplingParams], put: Put) -> None:
-        if self._changes("filters", any(p.filtered for p in params)):
+        put(sampling.decay_steps, [_since(s.generated, s.request.params.top_p_reset_id) for s in sequences])
+        if self._changes("filters", settings.any(lambda p: p.filtered)):
             for name in ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"):
-                put(getattr(self.sampling, name), [getattr(p, name) for p in params])
+                put(getattr(sampling, name), settings.each(attrgetter(name)))
 
-    def _admit_rare(self, sequences: list[Sequence], put: Put) -> None:
-        params, penalties = [s.request.params for s in sequences], self.penalties
-        if self._changes("rare", any(p.rare for p in params)):
-            decays = [p.exponential_decay_length_penalty or (0, 1.0) for p in params]
+    def _admit_penalties(self, sequences: list[Sequence], settings: SharedSettings, put: Put) -> None:
+        penalties = self.penalties
+        if self._changes("penalties", settings.any(lambda p: p.needs_processors)):
+            put(penalties.repetition, settings.each(lambda p: p.repetition_penalty))
+            put(penalties.presence, settings.each(lambda p: p.presence_penalty))
+            put(penalties.frequency, settings.each(lambda p: p.frequency_penalty))
+            put(penalties.min_lengths, [_shortest(s) for s in sequences])
+            put(penalties.ngrams, [s.ngram_size for s in sequences])
+        if self._changes("input", settings.any(lambda p: p.encoder_repetition_penalty != 1.0)):
+            put(penalties.input_repetition, settings.each(lambda p: p.encoder_repetition_penalty))
+
+    def _admit_rare(self, sequences: list[Sequence], settings: SharedSettings, put: Put) -> None:
+        penalties = self.penalties
+        if self._changes("rare", settings.any(lambda p: p.rare)):
+            decays = [s.request.params.exponential_decay_length_penalty or (0, 1.0) for s in sequences]
             # a later start is as good as none, and may be too large for 32 bits
             starts = [s.prompt_length + start for s, (start, _) in zip(sequences, decays, strict=True)]
             latest = [s.max_length for s in sequences]
             put(penalties.decay_starts, [*map(min, starts, latest)])
             put(penalties.decay_factors, [factor for _, factor in decays])
-            put(penalties.clean, [p.remove_invalid_values for p in params])
-            put(penalties.normalize, [p.renormalize_logits for p in params])
+            put(penalties.clean, settings.each(lambda p: p.remove_invalid_values))
+            put(penalties.normalize, settings.each(lambda p: p.renormalize_logits))
 
-    def _admit_rules(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+    def _admit_rules(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
         """Takes over what requests say about tokens, and makes room for as many ends as they have."""
-        rules = [rules_of(s, ends) for s, ends in zip(sequences, stop_ids, strict=True)]
-        for sequence, own_rules in zip(sequences, rules, strict=True):
-            sequence.rule_kinds = own_rules.kinds if own_rules else ()
-        by_slot = [(s.slots, own_rules) for s, own_rules in zip(sequences, rules, strict=True)]
-        self.rules.admit({slot: own_rules for slots, own_rules in by_slot for slot in slots})
-        if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
-            for sequence in sequences:
-                slots = torch.tensor(sequence.slots).to(self.device, non_blocking=True)
-                self.penalties.input_repetition[slots] = float(sequence.request.params.encoder_repetition_penalty)
+        by_slot: dict[int, PackedRules | None] = {}
+        for sequence, ends in zip(sequences, stop_ids, strict=True):
+            rules = rules_of(sequence, ends)
+            sequence.rule_kinds = rules.kinds if rules else ()
+            by_slot.update(dict.fromkeys(sequence.slots, rules))
+        self.rules.admit(by_slot)
         most, there = max(map(len, stop_ids)), self.slots.stop_ids
         if most > there.shape[1]:
             larger = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
@@ -198,16 +206,16 @@ class BatchState:
             self._active.add(what)
         return what in self._active
 
-    def _admit_beams(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
-        params, state = [s.request.params for s in sequences], self.beams
+    def _admit_beams(self, sequences: list[Sequence], settings: SharedSettings, beams: list[int], put: Put) -> None:
+        state = self.beams
         # only the first beam counts at the start: all are equal
         put(state.scores, [0.0 if beam == 0 else NONE for beam in beams])
         put(state.hypothesis_scores, [NONE] * len(beams))
         put(state.ended, [False] * len(beams))
         put(state.can_improve, [True] * len(beams))
-        put(state.length_penalty, [p.length_penalty for p in params])
-        put(state.early_stopping, [EARLY[p.early_stopping] for p in params])
-        put(state.diversity, [p.diversity_rate for p in params])
+        put(state.length_penalty, settings.each(lambda p: p.length_penalty))
+        put(state.early_stopping, settings.each(lambda p: EARLY[p.early_stopping]))
+        put(state.diversity, settings.each(lambda p: p.diversity_rate))
         spare_blocks = [s.spare_blocks[beam] if s.spare_blocks else 0 for s, beam in zip(sequences, beams, strict=True)]
         put(state.spare_blocks, spare_blocks)
 
@@ -216,7 +224,7 @@ class BatchState:
             return
         drafts = self.drafts
         sources = [list(s.request.encoder_input_ids or ())[: drafts.sources.shape[1]] for s in sequences]
-        put(drafts.sources, _padded(sources, max(map(len, sources)), 0))
+        put(drafts.sources, padded(sources, 0))
         put(drafts.source_lengths, [len(source) for source in sources])
         put(drafts.limits, [s.max_drafts for s in sequences])
         put(drafts.num_drafted, [s.num_drafted for s in sequences])
@@ -224,16 +232,14 @@ class BatchState:
 
     def update_tables(self, sequences: list[Sequence]) -> None:
         """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
-        places: list[tuple[int, int, int]] = []
-        for sequence in sequences:
-            for slot, blocks in zip(sequence.slots, sequence.self_blocks, strict=True):
-                num_columns = self._table_sizes.get(slot, 0)
-                places += [(slot, column, blocks[column]) for column in range(num_columns, len(blocks))]
-                self._table_sizes[slot] = len(blocks)
-        if places:
-            [grown] = upload([np.array(places)], self.device)
-            slots, columns, blocks = grown.unbind(1)
+        sizes = self._table_sizes
+        tables = (table for s in sequences for table in zip(s.slots, s.self_blocks, strict=True))
+        grown = [(slot, blocks) for slot, blocks in tables if len(blocks) > sizes[slot]]
+        if grown:
+            places = [(slot, at, blocks[at]) for slot, blocks in grown for at in range(sizes[slot], len(blocks))]
+            slots, columns, blocks = upload([np.array(places)], self.device)[0].unbind(1)
             self.self_tables[slots, columns] = blocks.int()
+            sizes.update((slot, len(blocks)) for slot, blocks in grown)
 
     def allocate_top(self) -> None:
         """Makes room for the likeliest tokens of each place, when a request first asks for them."""
@@ -256,5 +262,11 @@ def _forced_eos(token: int | tuple[int, ...] | None) -> int:
     return -1 if token is None or isinstance(token, tuple) else token
 
 
-def _padded(rows: list[list], width: int, fill: float) -> list[list]:
-    return [row + [fill] * (width - len(row)) for row in rows]
+def _loop_runs(sequence: Sequence) -> list[int]:
+    return loop_runs_of(sequence.tokens) if sequence.request.params.loop_detection else NO_RUNS
+
+
+def _shortest(sequence: Sequence) -> int:
+    """Returns the length from which on a sequence may end."""
+    params = sequence.request.params
+    return max(sequence.prompt_length + params.min_new_tokens, params.min_length)

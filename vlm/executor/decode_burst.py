@@ -47,8 +47,8 @@ class DecodeBurst:
             self.ready.synchronize()
         end = (self.result.shape[1] + HEAD) // 2
         logprobs = self.result[:, end:].contiguous().view(torch.float32).tolist()
-        rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
-        return [StepOutput(r[0], r[1], r[HEAD:end], p, top, logits, r[2], r[3]) for r, p, top, logits in rows]
+        rows = zip(self.result[:, :end].tolist(), logprobs, self._top(), self._logits(), strict=True)
+        return [StepOutput(r[0], r[1], r[HEAD:], p, top, logits, r[2], r[3]) for r, p, top, logits in rows]
 
     def _logits(self) -> list[Tensor | None]:
         logits = iter(() if self.logits is None else self.logits)

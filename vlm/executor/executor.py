@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from functools import partial
 from operator import attrgetter
 
@@ -53,7 +54,7 @@ class Executor:
         self._prompt_embeds: dict[int, Tensor] = {}  # [n, hidden] of sequences, while their prompts are computed
 
     @torch.inference_mode()
-    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+    def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
         """Encodes what newly admitted sequences see and fills their slots."""
         self.runner.reserve(sequences)
         self.state.admit(sequences, stop_ids)

@@ -41,7 +41,7 @@ class GraphPool:
         return self.run(key, *inputs)
 
     def run(self, key: tuple, *inputs: Tensor) -> Any:
-        """Replays a graph on new inputs. The result is overwritten by the key's next run."""
+        """Replays a graph on new inputs, which may lie on the host. The result is overwritten by the key's next run."""
         graph, static, output, _ = self._graphs[key]
         for target, source in zip(static, inputs, strict=True):
             target.copy_(source, non_blocking=True)
@@ -50,7 +50,7 @@ class GraphPool:
 
     def capture(self, key: tuple, function: Callable[..., object], *inputs: Tensor) -> None:
         """Captures function(*inputs); runs it once before, which compiles kernels and fills lazily made buffers."""
-        static = tuple(x.clone() for x in inputs)
+        static = tuple(x.to(self.device, copy=True) for x in inputs)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             function(*static)

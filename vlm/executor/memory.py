@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 from vlm.errors import OutOfMemoryError, VlmError
 
@@ -41,10 +40,16 @@ class suppress_out_of_memory:
         return error is not None and is_out_of_memory(error)
 
 
-@contextlib.contextmanager
-def memory_errors(sentence: str = FULL) -> Iterator[None]:
-    """Raises OutOfMemoryError with this sentence where memory runs out in its block."""
-    with suppress_out_of_memory():
-        yield
-        return
-    raise OutOfMemoryError(sentence)
+class memory_errors(contextlib.ContextDecorator):
+    """Raises OutOfMemoryError with this sentence where memory runs out in its block. A class: every request that is
+    built goes through one."""
+
+    def __init__(self, sentence: str = FULL):
+        self._sentence = sentence
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and is_out_of_memory(error):
+            raise OutOfMemoryError(self._sentence)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vlm.executor.upload import upload
+from vlm.executor.upload import pack, view
 from vlm.ops import prefill_attention
 from vlm.ops.packed_attention import tiles_of
 from vlm.requests.sequence import PrefillChunk, Sequence
@@ -32,10 +32,34 @@ class PackedInputs(NamedTuple):
     tiles: Tensor  # [T, 3] of texts, [T, 4] of parts of prompts
     ends: Tensor  # [n, 2]: rows of the last tokens of sequences, and their slots
 
+
+class HostInputs(NamedTuple):
+    """The same on the host, as one tensor: one copy takes them to the device, or to where a graph reads them."""
+
+    whole: Tensor  # bytes
+    begins: list[int]  # of each part
+    shapes: list[tuple[int, ...]]
+
     @classmethod
-    def from_host(cls, device: torch.device, rows: Array, tiles: Array, ends: Array) -> PackedInputs:
-        """Copies rows [3 + axes, R], tiles and ends to the device at once, without waiting for it."""
-        return cls(*upload([*rows[:3], rows[3:], tiles, ends], device))
+    def from_arrays(cls, rows: Array, tiles: Array, ends: Array) -> HostInputs:
+        """Packs rows [3 + axes, R], tiles and ends."""
+        parts = [*rows[:3], rows[3:], tiles, ends]
+        packed, begins = pack(parts)
+        return cls(torch.from_numpy(packed), begins, [part.shape for part in parts])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Returns the length of each part, of which the first is that of the rows."""
+        return [shape[0] for shape in self.shapes]
+
+    def parts_of(self, whole: Tensor) -> PackedInputs:
+        """Returns the parts of a copy."""
+        layout = zip(self.begins, self.shapes, strict=True)
+        return PackedInputs(*(view(whole, begin, shape, torch.int32) for begin, shape in layout))
+
+    def to_device(self, device: torch.device) -> PackedInputs:
+        """Copies them, without waiting for the device."""
+        return self.parts_of(self.whole.to(device, non_blocking=True))
 
 
 def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:
@@ -81,13 +105,16 @@ class PackedTexts:
     def num_rows(self) -> int:
         return self.rows.shape[1]
 
-    def to_device(self, device: torch.device, padding_slot: int | None = None) -> PackedInputs:
-        """Returns the rows as tensors; with the padding slot, padded to a graph's size. CUDA takes rows in tiles, the
-        CPU whole sequences."""
+    def to_device(self, device: torch.device) -> PackedInputs:
+        return self.inputs(device).to_device(device)
+
+    def inputs(self, device: torch.device, padding_slot: int | None = None) -> HostInputs:
+        """Returns the rows as a device takes them; with the padding slot, padded to a graph's size. CUDA takes rows in
+        tiles, the CPU whole sequences."""
         tiles = tiles_of(self.lengths, **({} if device.type == "cuda" else {"rows": None}))
         padded = padding_slot is not None
         rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
-        return PackedInputs.from_host(device, rows, _tiles(tiles, 3, padded=padded), np.empty((0, 2), np.int32))
+        return HostInputs.from_arrays(rows, _tiles(tiles, 3, padded=padded), np.empty((0, 2), np.int32))
 
 
 def graph_rows(rows: int) -> int:
@@ -123,8 +150,11 @@ class PackedChunks:
     def num_rows(self) -> int:
         return self.rows.shape[1]
 
-    def to_device(self, device: torch.device, padding_slot: int | None = None) -> PackedInputs:
-        """Returns the rows as tensors; with the padding slot, padded to a graph's size."""
+    def to_device(self, device: torch.device) -> PackedInputs:
+        return self.inputs(device).to_device(device)
+
+    def inputs(self, device: torch.device, padding_slot: int | None = None) -> HostInputs:
+        """Returns the rows as a device takes them; with the padding slot, padded to a graph's size."""
         tiles = prefill_attention.tiles_of(self.chunks, **({} if device.type == "cuda" else {"rows": None}))
         padded = padding_slot is not None
         rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
@@ -132,7 +162,7 @@ class PackedChunks:
         # a chunk has a tile at least: a graph of so many tiles has room for as many ends
         extra = [(0, padding_slot)] * (len(whole_tiles) - len(self.ends)) if padded else []
         ends = np.array([*self.ends, *extra], np.int32).reshape(-1, 2)
-        return PackedInputs.from_host(device, rows, whole_tiles, ends)
+        return HostInputs.from_arrays(rows, whole_tiles, ends)
 
 
 def batched(items: list, size: int) -> list[list]:
@@ -163,6 +193,16 @@ def batched_by_kinds(items: Iterable[T], most: int, kinds: Callable[[T], Set[obj
         known |= kinds(item)
     if group:
         yield group
+
+
+def padded(rows: Items[Items[int]], fill: int, width: int | None = None) -> Array:
+    """Returns rows of different lengths as an array [n, width], with `fill` after the end of each; by default as wide
+    as the longest."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    result = np.full((len(rows), lengths.max() if width is None else width), fill, np.int32)
+    flat = itertools.chain.from_iterable(rows)
+    result[np.arange(result.shape[1]) < lengths[:, None]] = np.fromiter(flat, np.int32, lengths.sum())
+    return result
 
 
 def packed(counts: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:

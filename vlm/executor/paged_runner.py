@@ -21,7 +21,7 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.launch_bound import LaunchBound
 from vlm.executor.micro_batches import micro_batches, split_prefills
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required
-from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
+from vlm.executor.packing import HostInputs, PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
@@ -86,7 +86,7 @@ class PagedRunner:
 
     def _prefill_part(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
-        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
+        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills] if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         adapted = any_adapted([s for s, _ in prefills])
         prefill = partial(self._prefill, adapted=adapted)
@@ -95,8 +95,8 @@ class PagedRunner:
         elif self.graphs is None or not self._prefill_graphs.chooses(packed_chunks.num_rows):
             prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
-            inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
-            embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
+            inputs = packed_chunks.inputs(self.device, self.state.padding_slot)
+            embeds_by_row = self._padded(prompt_embeds, inputs.lengths[0])
             _replay(self.graphs, ("prefill", adapted), prefill, inputs=inputs, prompt_embeds=embeds_by_row)
 
     # --- encoders ---
@@ -120,16 +120,17 @@ class PagedRunner:
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
-        texts = PackedTexts.from_texts([s.request.source_ids for s in sequences], [s.slot for s in sequences])
-        parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences]
+        sources = [s.request.source_ids for s in sequences]
+        texts = PackedTexts.from_texts(sources, [s.slot for s in sequences])
+        parts = [(embeds.get(s.id), ids) for s, ids in zip(sequences, sources, strict=True)] if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)
         if self.graphs is None or not self._text_graphs.chooses(texts.num_rows):
             encode(texts.to_device(self.device), prompt_embeds)
         else:
-            inputs = texts.to_device(self.device, self.state.padding_slot)
-            embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
+            inputs = texts.inputs(self.device, self.state.padding_slot)
+            embeds_by_row = self._padded(prompt_embeds, inputs.lengths[0])
             _replay(self.graphs, ("encode texts", adapted), encode, inputs=inputs, prompt_embeds=embeds_by_row)
 
     def _encode_packed(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
@@ -306,16 +307,12 @@ def parameters_of(network: TextNetwork) -> int:
 
 
 def _replay(
-    graphs: GraphPool, what: tuple, run: Pass, *, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None
+    graphs: GraphPool, what: tuple, run: Pass, *, inputs: HostInputs, prompt_embeds: PromptEmbeds | None
 ) -> None:
     """Runs a pass as the graph of its shapes, which takes tensors one after the other."""
 
-    def run_on(
-        token_ids: Tensor, positions: Tensor, slots: Tensor, axes: Tensor, tiles: Tensor, ends: Tensor,
-        rows: Tensor | None = None, index: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        embeds = None if rows is None or index is None else PromptEmbeds(rows, index)
-        run(PackedInputs(token_ids, positions, slots, axes, tiles, ends), embeds)
+    def run_on(whole: Tensor, *embeds: Tensor) -> None:
+        run(inputs.parts_of(whole), PromptEmbeds(*embeds) if embeds else None)
 
-    tensors = (*inputs, *(prompt_embeds or ()))
-    graphs.replay((*what, *map(len, tensors)), run_on, *tensors)
+    embeds = prompt_embeds or ()
+    graphs.replay((*what, *inputs.lengths, *map(len, embeds)), run_on, inputs.whole, *embeds)

@@ -9,7 +9,7 @@ import torch
 from vlm.executor.packing import power_of_two
 from vlm.ops.beam_state import Groups
 from vlm.ops.logits_processors import NGRAM, PLAIN, Processing
-from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sampling_params import SamplingParams, SharedSettings
 from vlm.requests.sequence import Sequence
 
 
@@ -30,32 +30,33 @@ class SamplingPlan:
 
     @classmethod
     def from_sequences(cls, sequences: list[Sequence], drafts: int = 0) -> SamplingPlan:
-        single = [s.request.params for s in sequences if s.width == 1]
-        searches = [s.request.params for s in sequences if s.width > 1]
+        searches = [s for s in sequences if s.width > 1]
+        settings = SharedSettings([s.request.params for s in sequences])
+        single = [p for p in settings.distinct if p.num_beams == 1]
         how = None
         if single:
             samples = any(p.temperature > 0 for p in single)
             how = "process" if any(p.needs_processors for p in single) else "sample" if samples else "greedy"
-        top = any(p.top_logprobs for p in single)
         common = {
-            "top": top, "processing": _processing(sequences), "filtered": any(p.filtered for p in single),
-            "logits": any(p.returns_logits for p in single), "drafts": drafts,
+            "top": any(p.top_logprobs for p in single), "processing": _processing(sequences, settings),
+            "filtered": any(p.filtered for p in single), "logits": any(p.returns_logits for p in single),
+            "drafts": drafts,
         }  # fmt: skip
         if not searches:
             return cls(how, **common)
-        beams = max(p.num_beams for p in searches)
-        most = max(s.width * max(2, 1 + s.num_ends) for s in sequences if s.width > 1)
-        num_groups = power_of_two(len(searches))
-        return cls(how, num_groups, beams, most, any(p.needs_processors or p.rare for p in searches), **common)
+        beams = max(s.width for s in searches)
+        most = max(s.width * max(2, 1 + s.num_ends) for s in searches)
+        processed = any(p.needs_processors or p.rare for p in settings.distinct if p.num_beams > 1)
+        return cls(how, power_of_two(len(searches)), beams, most, processed, **common)
 
 
-def _processing(sequences: list[Sequence]) -> Processing:
-    params = [s.request.params for s in sequences]
-    longest = max(s.ngram_size for s in sequences)
+def _processing(sequences: list[Sequence], settings: SharedSettings) -> Processing:
+    repeats = settings.any(lambda p: p.no_repeat_ngram_size > NGRAM)
+    longest = max(s.ngram_size for s in sequences) if repeats else 0
     return Processing(
         tuple(sorted({kind for s in sequences for kind in s.rule_kinds})),
         NGRAM if longest <= NGRAM else power_of_two(longest),
-        any(_is_rare(p) for p in params),
+        settings.any(_is_rare),
     )
 
 

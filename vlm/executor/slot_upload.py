@@ -20,11 +20,11 @@ class SlotUpload:
         self._targets: list[Tensor] = []
         self._parts: list[npt.NDArray] = [np.array(slots, np.int64)]
 
-    def put(self, target: Tensor, values: list) -> None:
+    def put(self, target: Tensor, values: list | npt.NDArray) -> None:
         """Takes the slots' values of a target, a row a slot; rows may be shorter than the target's, whose rest is stale
         then."""
         self._targets.append(target)
-        self._parts.append(np.array(values, _numpy_type(target.dtype)))
+        self._parts.append(np.asarray(values, _numpy_type(target.dtype)))
 
     def write(self) -> None:
         """Writes target[slots] = values for every target."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
@@ -32,9 +33,15 @@ def upload(arrays: Items[npt.NDArray], device: torch.device) -> list[Tensor]:
     packed, begins = pack(arrays)
     whole = torch.from_numpy(packed).to(device, non_blocking=True)
     return [
-        whole[begin : begin + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        view(whole, begin, array.shape, torch.from_numpy(array).dtype)
         for begin, array in zip(begins, arrays, strict=True)
     ]
+
+
+def view(whole: Tensor, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Returns what lies in the bytes of `whole` from `begin` on."""
+    size = math.prod(shape) * dtype.itemsize
+    return whole[begin : begin + size].view(dtype).view(shape)
 
 
 def upload_stacked(tensors: list[Tensor], device: torch.device) -> Tensor:

@@ -35,6 +35,7 @@ INPUT_KEYS = (
     "decoder_prompt_token_ids",
     "lora",
 )
+KNOWN_KEYS = frozenset(INPUT_KEYS)
 ENCODER_KEYS = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
 
 

@@ -15,6 +15,7 @@ from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.input_fields import (
     ENCODER_KEYS,
     INPUT_KEYS,
+    KNOWN_KEYS,
     check_task,
     prompt_table_of,
     rows_of,
@@ -211,13 +212,13 @@ class RequestBuilder:
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
             return self._with_task({key: source} if is_text else {"images": [source]})
-        if unknown := [k for k in source if k not in INPUT_KEYS]:
+        if unknown := [k for k in source if k not in KNOWN_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_task({k: v for k, v in source.items() if v is not None})
         fields = self._with_named_ids(fields)
-        if {"text", "encoder_input_ids"} & fields.keys() and not self.family.takes_text:
+        if not self.family.takes_text and ("text" in fields or "encoder_input_ids" in fields):
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
-        if {"images", "pixel_values"} & fields.keys() and not self.family.takes_images:
+        if not self.family.takes_images and ("images" in fields or "pixel_values" in fields):
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
         prompt_keys = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
         if prompt_keys == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
@@ -225,7 +226,9 @@ class RequestBuilder:
         for names in (prompt_keys, ENCODER_KEYS if self.prompts is None else ("images", "pixel_values")):
             if len(both := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(both)} were given together; an input has one of them.")
-        return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
+        if "messages" in fields:
+            fields = {**fields, "messages": self.conversation(fields["messages"])}
+        return fields
 
     def conversation(self, messages: Any) -> Conversation:
         """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""

@@ -35,5 +35,7 @@ class PromptTable:
 
 def content_keys(table: PromptTable | None, images: Items[Image]) -> list[bytes]:
     """Returns a key of each row of a request's table, for `block_keys`: what it is made of, and which row of that."""
+    if table is None and not images:
+        return []
     parts = [*([] if table is None else [(table.key, len(table))]), *((image.key, image.rows) for image in images)]
     return [key + i.to_bytes(4, "little") for key, rows in parts for i in range(rows)]

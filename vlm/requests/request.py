@@ -24,7 +24,7 @@ class Stops(Protocol):
         """Returns how many of all generated tokens to keep, the first `num_known` of them seen before; None: go on."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Request:
     """One input: what the encoder takes, or its output, and the tokens the decoder starts from.
 
@@ -45,7 +45,7 @@ class Request:
 
     def __post_init__(self) -> None:
         sources = (self.encoder_image, self.encoder_input_ids, self.encoder_output)
-        if sum(part is not None for part in sources) > 1:
+        if len([part for part in sources if part is not None]) > 1:
             raise InputError("a request takes one of pixel_values, encoder_input_ids and encoder_output.")
         if self.encoder_input_ids is not None and not self.encoder_input_ids:
             raise InputError("the text is empty; the encoder needs at least one token.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from vlm.requests.sampling_checks import check
 from vlm.requests.sampling_options import SamplingOptions
@@ -75,3 +77,20 @@ class SamplingParams(SamplingOptions):
         return self.temperature > 0 and (
             self.typical_p < 1.0 or bool(self.epsilon_cutoff or self.eta_cutoff or self.top_h)
         )
+
+
+class SharedSettings:
+    """The settings of several requests: those of one call are one object, of which each value is asked for once."""
+
+    def __init__(self, params: list[SamplingParams]):
+        self._each = [*map(id, params)]
+        self._by_id = dict(zip(self._each, params, strict=True))
+        self.distinct = [*self._by_id.values()]
+
+    def any(self, says: Callable[[SamplingParams], object]) -> bool:
+        return any(map(says, self.distinct))
+
+    def each(self, value_of: Callable[[SamplingParams], Any]) -> list[Any]:
+        """Returns a value a request."""
+        values = {key: value_of(params) for key, params in self._by_id.items()}
+        return [values[key] for key in self._each]

@@ -36,7 +36,7 @@ class SequenceStatus(Enum):
     FINISHED = auto()  # it has its finish reason and holds nothing
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """A request's scheduled state on the host; what it has on the device is known by its id, slots and blocks."""
 
@@ -79,11 +79,13 @@ class Sequence:
     # of its request, which a step asks for several times
     width: int = field(init=False)  # slots it takes
     prompt_length: int = field(init=False)
+    adapted: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.request.params
         self.seed = draw_seed() if params.seed is None else params.seed
         self.width, self.prompt_length = params.num_beams, len(self.request.decoder_prompt_token_ids)
+        self.adapted = self.request.adapted
 
     @property
     def slot(self) -> int:
@@ -170,4 +172,4 @@ class Sequence:
 
 def any_adapted(sequences: Iterable[Sequence]) -> bool:
     """Says whether any of them has an adapter: passes of the base alone do without."""
-    return any(sequence.request.adapted for sequence in sequences)
+    return any(sequence.adapted for sequence in sequences)

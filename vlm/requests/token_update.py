@@ -21,8 +21,7 @@ class Hypothesis:
     finish_reason: str = ""  # the engine knows it
 
 
-@dataclass(frozen=True, eq=False)
-class Completion:
+class Completion(NamedTuple):
     """What a request has come to."""
 
     request: Request
