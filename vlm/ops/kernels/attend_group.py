@@ -25,7 +25,7 @@ MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread h
 CLUSTERS = (1, 2, 4, 8)
 MEMORY, RESERVED = 228 * 1024, 1024  # bytes of a processor that programs share, and of each that it has for itself
 REGISTER_WARPS = 12  # of a processor, that registers allow
-SHORT = 128  # tokens of a context that one warp is enough for: half as many on average, all of them on their way
+SHORT = 256  # tokens of a context, at most, that one warp is enough for
 FULL = 0.9  # of the programs that there is room for, in large clusters
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
 
@@ -52,21 +52,22 @@ def stage_bytes(dim: int, kept: torch.dtype, *, biased: bool = False) -> int:
     return 2 * TOKENS * (dim * kept.itemsize + (4 if kept in MOST else 0)) + 4 * TOKENS * biased
 
 
-def num_stages(dim: int, kept: torch.dtype) -> int:
-    return min(4, STAGE_BYTES // stage_bytes(dim, kept))
+def num_stages(dim: int, kept: torch.dtype, warps: int = WARPS) -> int:
+    """Returns how many stages a warp has on their way: of one by itself fewer, that more of them run together."""
+    return 2 if warps == 1 else min(4, STAGE_BYTES // stage_bytes(dim, kept))
 
 
 def shared_memory(dim: int, kept: torch.dtype, warps: int = WARPS, *, new: bool, biased: bool = False) -> int:
     """Returns the bytes of shared memory of a program: stages, and that of a new token; what is merged takes their
     place."""
-    return (warps * num_stages(dim, kept) + new) * stage_bytes(dim, kept, biased=biased)
+    return (warps * num_stages(dim, kept, warps) + new) * stage_bytes(dim, kept, biased=biased)
 
 
 @functools.cache
 def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: int) -> tuple[int, int]:
     """Returns how many warps a program has, and how many programs share the context, of at most so many tokens, of each
     row and head of keys. As measured on an H200, programs of many warps are the fastest while all run together; then
-    those of two, but of contexts that one warp has on their way at once."""
+    those of two, but of short contexts those of one, of which most run together."""
     room = _room(WARPS, dim, kept, processors)
     if pairs <= room:
         return WARPS, cluster_size(pairs, room)
@@ -110,7 +111,7 @@ def attention(
     warps, cluster = sharing(rows * kv_heads, tokens, dim, kept, num_processors(q.device))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     constants = constants_of(q, kv, new, bias, variant) | {
-        "CLUSTER": cluster, "WARPS": warps, "STAGES": num_stages(dim, kept),
+        "CLUSTER": cluster, "WARPS": warps, "STAGES": num_stages(dim, kept, warps),
     }  # fmt: skip
     memory = shared_memory(dim, kept, warps, new=new is not None, biased=bias is not None)
     if kept in MOST and warps < WARPS:
