@@ -15,8 +15,9 @@
 // a thread looks up 18 for its 32 scores.
 //
 // Defined when it is compiled: X_TYPE (see vectors.cuh), DIM (64 or 128), BIAS, GROUPS, PROGRAMS (of a processor, that
-// registers are shared out among), KEYS (of a stage; a multiple of 64), STAGES, TOGETHER, COMPUTED (how many of each 16
-// weights are computed by multiply-adds, since the units of exponentials take as long as products; up to 8).
+// registers are shared out among), KEYS (of a stage; a multiple of 64), STAGES, TOGETHER (0: no, 1: values first, 2: keys
+// first, and highest scores are looked for while values are multiplied), COMPUTED (how many of each 16 weights are computed
+// by multiply-adds, since the units of exponentials take as long as products; up to 8).
 
 #include "vectors.cuh"
 #include "wgmma.cuh"
@@ -28,6 +29,7 @@ constexpr int LINE = 128, LINES = 2 * DIM / LINE;       // bytes of a row that l
 constexpr int SLICES = DIM / 8;                         // of a row, 16 bytes each
 constexpr int PART = KEYS * DIM * 2, STAGE = 2 * PART;  // keys, values
 constexpr int APART = THREADS / SLICES;                 // rows that threads copy together
+constexpr bool KEYS_FIRST = TOGETHER == 2;
 constexpr float SLACK = 8.0f;                           // weights up to 256
 
 // What a thread has of a tile's rows and 64 columns: of each eight columns two of its first row, then of the one eight
@@ -150,13 +152,14 @@ struct Rows {
     template <bool VALUES, bool FURTHER> __device__ __forceinline__ void begin(u32 values, u32 keys) {
         fence_products<VALUES, FURTHER>();
         begin_products();
+        if (FURTHER && KEYS_FIRST) multiply_keys(scores, query, keys), end_products();
         if (VALUES) add_values(sums, weights, values);
-        if (FURTHER) multiply_keys(scores, query, keys);
-        end_products();
+        if (FURTHER && !KEYS_FIRST) multiply_keys(scores, query, keys);
+        if (VALUES || !KEYS_FIRST) end_products();
     }
 
-    template <bool VALUES, bool FURTHER> __device__ __forceinline__ void end() {
-        wait_for_products<0>();
+    template <bool VALUES, bool FURTHER, int LEFT = 0> __device__ __forceinline__ void end() {
+        wait_for_products<LEFT>();
         fence_products<VALUES, FURTHER>();
     }
 
@@ -211,6 +214,7 @@ struct Rows {
                 highest[r] = fmaxf(highest[r], fmaxf(scores[i / 8][i % 8][2 * r], scores[i / 8][i % 8][2 * r + 1]));
             highest[r] *= scale;
         }
+        if (KEYS_FIRST) end<true, false>();  // of the values before
         if (!__any_sync(~0u, highest[0] > most[0] + SLACK || highest[1] > most[1] + SLACK)) return;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -310,9 +314,10 @@ template <bool MINE> __device__ __forceinline__ void go_through(Rows& rows, Copi
         copies_have_come<STAGES - 2>();  // and the stage before has been read
         const u32 stage = copies.memory + copies.at;
         if (MINE && !TOGETHER) rows.begin<true, false>(stage + PART, 0), rows.end<true, false>();
-        if (MINE) rows.begin<TOGETHER, true>(stage + PART, stage);
+        if (MINE) rows.begin<TOGETHER != 0, true>(stage + PART, stage);
         copies.request_further();
-        if (MINE) rows.end<TOGETHER, true>();
+        if (MINE && KEYS_FIRST) rows.end<false, true, 1>();
+        if (MINE && !KEYS_FIRST) rows.end<TOGETHER != 0, true>();
     }
     if (MINE) rows.weigh<false>(biases.next(), scale, copies.left);
     copies_have_come<0>();

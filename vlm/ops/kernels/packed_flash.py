@@ -33,14 +33,14 @@ class Shape:
     programs: int  # of a processor
     keys: int = 64  # of a stage
     stages: int = 2
-    together: bool = True  # weights are multiplied with values together with queries and further keys
+    together: int = 2  # whether weights are multiplied with values together with queries and further keys
     computed: int = 0  # of each 16 weights, by multiply-adds: up to 8
 
     @property
     def constants(self) -> dict[str, int]:
         return {
             "GROUPS": self.groups, "PROGRAMS": self.programs, "KEYS": self.keys, "STAGES": self.stages,
-            "TOGETHER": int(self.together), "COMPUTED": self.computed,
+            "TOGETHER": self.together, "COMPUTED": self.computed,
         }  # fmt: skip
 
 
@@ -49,8 +49,8 @@ class Shape:
 SHAPES = {
     (64, False): Shape(groups=2, programs=2),
     (64, True): Shape(groups=1, programs=4),
-    (128, False): Shape(groups=3, programs=1, together=False),
-    (128, True): Shape(groups=1, programs=3, together=False),
+    (128, False): Shape(groups=3, programs=1, together=0),
+    (128, True): Shape(groups=1, programs=3, together=0),
 }
 DIMS = tuple(dict.fromkeys(dim for dim, _ in SHAPES))
 
