@@ -4,7 +4,7 @@ in CUDA graphs: for who changes kernels.
     python benchmarks/encoders.py                  one page or screen of each tower, 128 texts
     python benchmarks/encoders.py qwen2.5-vl-3b --images 4
 
-Of attention with a bias by distance, the kernel of other GPUs runs beside that of compute capability 9.0. Weights are
+Of attention that compute capability 9.0 has a kernel of its own for, that of other GPUs runs beside it. Weights are
 random. What it prints, microseconds of one operation and its TFLOP/s, is for comparing two states of the kernels in one
 run of a machine; figures of models come from `vlm bench`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,8 @@ from layers import DEVICE, microseconds
 from torch import Tensor
 
 from vlm.ops.activation import Activation
-from vlm.ops.kernels import packed_bias
+from vlm.ops.attention_variant import PLAIN
+from vlm.ops.kernels import packed_flash
 from vlm.ops.linear import linear
 from vlm.ops.packed_attention import packed_attention, tiles_of
 from vlm.ops.rotary import rotary
@@ -53,16 +54,19 @@ TOWERS = {
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """The heads of an encoder whose scores have a bias by distance, and what it is given."""
+    """The heads of an encoder, and what it is given."""
 
     texts: int
     lengths: tuple[int, int]  # the shortest, the longest
     heads: int
     head_dim: int
-    most: int  # the distance from which on biases are one
+    most: int | None = None  # the distance from which on biases are one, where scores have a bias by it
 
 
-TEXT_ENCODERS = {"flan-t5-xl": TextEncoder(128, (260, 440), 32, 64, most=128)}
+TEXT_ENCODERS = {
+    "flan-t5-xl": TextEncoder(128, (260, 440), 32, 64, most=128),
+    "bart-large-cnn": TextEncoder(128, (260, 440), 16, 64),
+}
 Operation = tuple[str, int, Callable[[], Tensor]]  # its name, its floating point operations, a call of it
 
 
@@ -90,24 +94,35 @@ def attention(tower: Tower, images: int) -> Iterator[Operation]:
         whole, rest = divmod(rows, tower.window)
         lengths["windows"] = [tower.window] * whole + [rest] * (rest > 0)
     for name, each in lengths.items():
-        tiles = torch.tensor(tiles_of(each), dtype=torch.int32, device=DEVICE)
-        pairs = sum(n * n for n in each)
-        yield name, 4 * pairs * tower.width, lambda t=tiles: packed_attention(q, k, v, t, dim**-0.5)
+        yield from attention_of(name, each, (q, k, v), None)
     yield "angles", 0, lambda: rotary(qkv[:, : 2 * tower.heads], angles)
 
 
-def biased_attention(encoder: TextEncoder) -> Iterator[Operation]:
-    """Yields attention within texts, by each of its kernels."""
+def text_attention(encoder: TextEncoder) -> Iterator[Operation]:
+    """Yields attention within texts."""
     draw, dim = random.Random(0), encoder.head_dim
     lengths = [draw.randint(*encoder.lengths) for _ in range(encoder.texts)]
     q, k, v = _random(sum(lengths), 3 * encoder.heads, dim).chunk(3, 1)
-    bias = torch.randn(encoder.heads, 2 * encoder.most + 1, device=DEVICE)
+    bias = None if encoder.most is None else torch.randn(encoder.heads, 2 * encoder.most + 1, device=DEVICE)
+    yield from attention_of("attention", lengths, (q, k, v), bias)
+
+
+def attention_of(name: str, lengths: list[int], rows: Sequence[Tensor], bias: Tensor | None) -> Iterator[Operation]:
+    """Yields attention within sequences: by the kernel of this GPU and, where it has one of its own, by Triton's."""
+    q, k, v = rows
     tiles = torch.tensor(tiles_of(lengths), dtype=torch.int32, device=DEVICE)
-    operations, fits = 4 * sum(n * n for n in lengths) * encoder.heads * dim, packed_bias.fits
-    for kernel in ("cuda", "triton"):
-        packed_bias.fits = fits if kernel == "cuda" else lambda *_: False
-        yield kernel, operations, lambda: packed_attention(q, k, v, tiles, dim**-0.5, bias)
-    packed_bias.fits = fits
+    operations, fits = 4 * sum(n * n for n in lengths) * q.shape[1] * q.shape[2], packed_flash.fits
+
+    def call() -> Tensor:
+        return packed_attention(q, k, v, tiles, q.shape[2] ** -0.5, bias)
+
+    if not fits(q, k, v, bias, PLAIN):
+        yield name, operations, call
+        return
+    yield f"{name}, cuda", operations, call
+    packed_flash.fits = lambda *_: False
+    yield f"{name}, triton", operations, call
+    packed_flash.fits = fits
 
 
 def _random(*size: int) -> Tensor:
@@ -116,7 +131,7 @@ def _random(*size: int) -> Tensor:
 
 def operations_of(encoder: str, images: int) -> Iterator[Operation]:
     if encoder in TEXT_ENCODERS:
-        return biased_attention(TEXT_ENCODERS[encoder])
+        return text_attention(TEXT_ENCODERS[encoder])
     tower = TOWERS[encoder]
     return itertools.chain(products(tower, images * tower.patches), attention(tower, images))
 
@@ -133,7 +148,7 @@ def main() -> None:
             torch.cuda.synchronize()  # it is timed on a stream of its own
             took = microseconds(call)
             speed = f"{operations / took / 1e6:6.0f} TFLOP/s" if operations else ""
-            print(f"{encoder:14} {name:10} {took:8.1f} µs {speed}", flush=True)
+            print(f"{encoder:14} {name:17} {took:8.1f} µs {speed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Flash attention of packed sequences: a program per (tile of query rows, head).
 
 Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Heads that
-are little wider than a power of two are multiplied in two parts: one of 80 would be as one of 128 otherwise. Some of
-those with a bias have a kernel of their own (packed_bias.py).
+are little wider than a power of two are multiplied in two parts: one of 80 would be as one of 128 otherwise. Rows
+of 16 bits have a kernel of their own on compute capability 9.0 (packed_flash.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
-from vlm.ops.kernels import packed_bias
+from vlm.ops.kernels import packed_flash
 from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
 from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.jit import jit
@@ -128,8 +128,8 @@ def packed_attention(
     rows, heads, dim = q.shape
     assert all(x.stride(1) == dim and x.stride(2) == 1 for x in (q, k, v)), "heads of a row must be contiguous"
     assert bias is None or bias.is_contiguous()
-    if bias is not None and packed_bias.fits(q, k, v, bias, variant):
-        return packed_bias.attention(q, k, v, tiles, scale, bias)
+    if packed_flash.fits(q, k, v, bias, variant):
+        return packed_flash.attention(q, k, v, tiles, scale, bias)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     width, rest = parts_of(dim)
     _attend[(len(tiles), heads)](

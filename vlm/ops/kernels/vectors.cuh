@@ -1,4 +1,4 @@
-// What kernels of attention share (attend.cu, attend_group.cu, packed_bias.cu): 16 bytes of values at once, as copies and in
+// What kernels of attention share (attend.cu, attend_group.cu, packed_flash.cu): 16 bytes of values at once, as copies and in
 // registers.
 //
 // Defined when it is compiled: X_TYPE (see the list).
