@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -66,12 +67,25 @@ class GraphPool:
         torch.cuda.synchronize(self.device)
         if torch.cuda.mem_get_info(self.device)[0] < ROOM:
             torch.cuda.empty_cache()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), without_collections():
             graph.capture_begin(pool=self.pool)
             try:
                 yield
             finally:
                 graph.capture_end()
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Has no garbage collected in its block: graphs of a model that was closed may be among it, and CUDA ends a capture
+    in which one is destroyed."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class GraphShapes:

@@ -1,11 +1,10 @@
 // Bidirectional attention of packed sequences, with or without a bias by distance (compute capability 9.0).
 //
-// A program has the query rows of GROUPS tiles that follow each other and a head, each group of four warps those of a tile,
-// each warp 16 of them. Keys and values come by stages, the next one while one is multiplied, and are read where they lie;
-// queries and weights are in registers. A stage has values and the keys after theirs: weights are multiplied with values
-// TOGETHER with queries and further keys, where there are registers for weights beside further scores. Where a program's
-// tiles are of several sequences it goes through one after the other; groups whose keys they are not copy, too. A thread
-// has what the tensor cores give it: of two rows eight apart two columns of every eight.
+// A program has the query rows of a tile and a head, each of its warps 16 of them. Keys and values come by stages of as many
+// rows, the next one while one is multiplied, and are read where they lie; queries and weights are in registers. A stage has
+// values and the keys after theirs: queries are multiplied with further keys TOGETHER with weights and values, and highest
+// scores are looked for meanwhile, where there are registers for weights beside further scores. A thread has what the tensor
+// cores give it: of two rows eight apart two columns of every eight.
 //
 // Weights are 2 to the power of how far a score is above one that was the highest of its row: while none of a warp's is
 // SLACK above it, it stays, and with it what was summed up. (As FlashAttention-4 does.)
@@ -14,42 +13,36 @@
 // a tile that is further reads where all are the end. A row's biases are those of the row eight further, eight columns on:
 // a thread looks up 18 for its 32 scores.
 //
-// Defined when it is compiled: X_TYPE (see vectors.cuh), DIM (64 or 128), BIAS, GROUPS, PROGRAMS (of a processor, that
-// registers are shared out among), KEYS (of a stage; a multiple of 64), STAGES, TOGETHER (0: no, 1: values first, 2: keys
-// first, and highest scores are looked for while values are multiplied), COMPUTED (how many of each 16 weights are computed
-// by multiply-adds, since the units of exponentials take as long as products; up to 8).
+// Defined when it is compiled: X_TYPE (see vectors.cuh), DIM (64 or 128), BIAS, PROGRAMS (of a processor, that registers are
+// shared out among).
 
 #include "vectors.cuh"
 #include "wgmma.cuh"
 
-constexpr int ROWS = 64;                                // of a tile
-constexpr int WARPS = 4, THREADS = 32 * WARPS * GROUPS;
+constexpr int ROWS = 64, KEYS = 64;                     // of a tile, of a stage
+constexpr int STAGES = 2;
+constexpr int THREADS = 128;
 constexpr int EIGHTS = KEYS / 8;                        // of scores' columns
 constexpr int LINE = 128, LINES = 2 * DIM / LINE;       // bytes of a row that lie together, and how often
 constexpr int SLICES = DIM / 8;                         // of a row, 16 bytes each
 constexpr int PART = KEYS * DIM * 2, STAGE = 2 * PART;  // keys, values
 constexpr int APART = THREADS / SLICES;                 // rows that threads copy together
-constexpr bool KEYS_FIRST = TOGETHER == 2;
+constexpr bool TOGETHER = DIM <= 64;
 constexpr float SLACK = 8.0f;                           // weights up to 256
 
 // What a thread has of a tile's rows and 64 columns: of each eight columns two of its first row, then of the one eight
 // further.
 typedef float Sums[8][4];
-typedef Sums Scores[KEYS / 64];
 typedef u32 Weights[KEYS / 16][4];
 
-// Where a slice of one of NUMBER rows lies: as `described` (wgmma.cuh) says.
-template <int NUMBER> __device__ __forceinline__ int place(int row, int slice) {
-    return slice / 8 * NUMBER * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
-}
-
-template <int LEFT> __device__ __forceinline__ void wait_for_stages() {
-    asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory");
+// Where a slice of a row lies: as `described` (wgmma.cuh) says.
+__device__ __forceinline__ int place(int row, int slice) {
+    return slice / 8 * KEYS * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
 }
 
 // Lets what was requested come, but for the last LEFT stages, and the tensor cores see it; then all threads go on.
 template <int LEFT> __device__ __forceinline__ void copies_have_come() {
-    wait_for_stages<LEFT>();
+    asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory");
     __syncthreads();
 }
 
@@ -80,12 +73,10 @@ __device__ __forceinline__ void fence(u32 (&a)[4]) {
 }
 
 // Requests the scores of a stage's keys.
-__device__ __forceinline__ void multiply_keys(Scores& scores, const u32 (&query)[DIM / 16][4], u32 keys) {
+__device__ __forceinline__ void multiply_keys(Sums& scores, const u32 (&query)[DIM / 16][4], u32 keys) {
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
-#pragma unroll
-        for (int n = 0; n < KEYS / 64; n++)
-            multiply<0>(scores[n], query[k], described(keys + (k / 4 * KEYS + 64 * n) * LINE + k % 4 * 32), k);
+        multiply<0>(scores, query[k], described(keys + k / 4 * KEYS * LINE + k % 4 * 32), k);
 }
 
 // Requests that weights times values are added.
@@ -97,19 +88,10 @@ __device__ __forceinline__ void add_values(Sums (&sums)[LINES], const Weights& w
             multiply<1>(sums[line], weights[k], described(values + (line * KEYS + 16 * k) * LINE), 1);
 }
 
-// Returns 2 to the power of what is below 127, by multiply-adds: 1e-4 off, 2^-126 for what is less.
-__device__ __forceinline__ float exp2_computed(float x) {
-    constexpr float ROUNDS = 12582912.0f;  // 1.5 * 2^23: sums with it are whole
-    x = fmaxf(x, -126.0f);
-    const float whole = x + ROUNDS, rest = x - (whole - ROUNDS);
-    const float power = fmaf(fmaf(fmaf(rest, 0.0551716272f, 0.242611143f), rest, 0.693260995f), rest, 0.999928073f);
-    return __uint_as_float(__float_as_uint(power) + (__float_as_uint(whole) << 23));
-}
-
 // What a thread knows of its two rows.
 struct Rows {
     u32 query[DIM / 16][4];
-    Scores scores;
+    Sums scores;
     Weights weights;
     Sums sums[LINES];
     float most[2], total[2];
@@ -143,8 +125,7 @@ struct Rows {
         if (FURTHER) {
 #pragma unroll
             for (int k = 0; k < DIM / 16; k++) fence(query[k]);
-#pragma unroll
-            for (int n = 0; n < KEYS / 64; n++) fence(scores[n]);
+            fence(scores);
         }
     }
 
@@ -152,10 +133,8 @@ struct Rows {
     template <bool VALUES, bool FURTHER> __device__ __forceinline__ void begin(u32 values, u32 keys) {
         fence_products<VALUES, FURTHER>();
         begin_products();
-        if (FURTHER && KEYS_FIRST) multiply_keys(scores, query, keys), end_products();
-        if (VALUES) add_values(sums, weights, values);
-        if (FURTHER && !KEYS_FIRST) multiply_keys(scores, query, keys);
-        if (VALUES || !KEYS_FIRST) end_products();
+        if (FURTHER) multiply_keys(scores, query, keys), end_products();
+        if (VALUES) add_values(sums, weights, values), end_products();
     }
 
     template <bool VALUES, bool FURTHER, int LEFT = 0> __device__ __forceinline__ void end() {
@@ -173,16 +152,15 @@ struct Rows {
             for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    if (8 * i + column + j % 2 >= there) scores[i / 8][i % 8][j] = __uint_as_float(0xFF800000u);
+                    if (8 * i + column + j % 2 >= there) scores[i][j] = __uint_as_float(0xFF800000u);
         }
         see_highest(scale);
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float* two = scores[i / 8][i % 8] + 2 * r;
-                const float first = exp2_of(two[0] * scale - most[r]), above = two[1] * scale - most[r];
-                const float second = i % 8 < COMPUTED ? exp2_computed(above) : exp2_of(above);
+                const float* two = scores[i] + 2 * r;
+                const float first = exp2_of(two[0] * scale - most[r]), second = exp2_of(two[1] * scale - most[r]);
                 total[r] += first + second;
                 weights[i / 2][i % 2 * 2 + r] = pack_x(first, second);
             }
@@ -195,7 +173,7 @@ struct Rows {
         for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                float* score = scores[i / 8][i % 8] + c;
+                float* score = scores[i] + c;
                 const float of_first = float_at(bias + 4 * (8 * i + c));
                 score[0] = score[0] * scale + of_first;
                 score[2] = score[2] * scale + of_second[c];
@@ -208,13 +186,13 @@ struct Rows {
         float highest[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            highest[r] = fmaxf(scores[0][0][2 * r], scores[0][0][2 * r + 1]);
+            highest[r] = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
 #pragma unroll
             for (int i = 1; i < EIGHTS; i++)
-                highest[r] = fmaxf(highest[r], fmaxf(scores[i / 8][i % 8][2 * r], scores[i / 8][i % 8][2 * r + 1]));
+                highest[r] = fmaxf(highest[r], fmaxf(scores[i][2 * r], scores[i][2 * r + 1]));
             highest[r] *= scale;
         }
-        if (KEYS_FIRST) end<true, false>();  // of the values before
+        if (TOGETHER) end<true, false>();  // of the values before
         if (!__any_sync(~0u, highest[0] > most[0] + SLACK || highest[1] > most[1] + SLACK)) return;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -229,14 +207,14 @@ struct Rows {
 
     // Lays results as keys lie.
     __device__ __forceinline__ void store(u32 to) {
-        const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % WARPS * 16 + lane / 4;
+        const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float by = 1.0f / of_row<false>(total[r]);
 #pragma unroll
             for (int i = 0; i < SLICES; i++) {
                 const float *two = sums[i / 8][i % 8] + 2 * r;
-                store_shared(to + place<ROWS>(first + 8 * r, i) + lane % 4 * 4, pack_x(two[0] * by, two[1] * by));
+                store_shared(to + place(first + 8 * r, i) + lane % 4 * 4, pack_x(two[0] * by, two[1] * by));
             }
         }
     }
@@ -245,10 +223,8 @@ struct Rows {
 // Requests keys or values, of which `there` are some, zeros for others: from this thread's first row on.
 __device__ __forceinline__ void request(u32 to, const unsigned short* x, int x_row, int there) {
 #pragma unroll
-    for (int i = 0; i < (KEYS + APART - 1) / APART; i++) {
-        const int row = i * APART, of_all = row + threadIdx.x / SLICES;
-        if (KEYS % APART == 0 || of_all < KEYS) copy16(to + row * LINE, x + (i64)row * x_row, of_all < there);
-    }
+    for (int row = 0; row < KEYS; row += APART)
+        copy16(to + row * LINE, x + (i64)row * x_row, row + threadIdx.x / SLICES < there);
 }
 
 // The keys and values of a sequence on their way: a stage's values, and the keys after theirs.
@@ -264,7 +240,7 @@ struct Copies {
         : k_row(k_row), v_row(v_row), memory(memory) {
         const int row = threadIdx.x / SLICES, slice = threadIdx.x % SLICES;
         this->k = k + (i64)(first + row) * k_row + slice * 8, this->v = v + (i64)(first + row) * v_row + slice * 8;
-        place_of_thread = memory + place<KEYS>(row, slice), left = number;
+        place_of_thread = memory + place(row, slice), left = number;
     }
 
     // Requests the first keys as those of the last stage, and all other stages.
@@ -303,80 +279,59 @@ struct Biases {
     }
 };
 
-// Goes through the keys and values of a sequence: of these rows (MINE), or of other groups' alone.
-template <bool MINE> __device__ __forceinline__ void go_through(Rows& rows, Copies copies, Biases biases, float scale) {
+// Goes through the keys and values of a sequence.
+__device__ __forceinline__ void go_through(Rows& rows, Copies copies, Biases biases, float scale) {
     copies.begin();
     copies_have_come<STAGES - 1>();
-    if (MINE) rows.begin<false, true>(0, copies.memory + (STAGES - 1) * STAGE), rows.end<false, true>();
+    rows.begin<false, true>(0, copies.memory + (STAGES - 1) * STAGE), rows.end<false, true>();
 #pragma unroll 1
     for (; copies.left > KEYS; copies.go_on()) {
-        if (MINE) rows.weigh<true>(biases.next(), scale, KEYS);
+        rows.weigh<true>(biases.next(), scale, KEYS);
         copies_have_come<STAGES - 2>();  // and the stage before has been read
         const u32 stage = copies.memory + copies.at;
-        if (MINE && !TOGETHER) rows.begin<true, false>(stage + PART, 0), rows.end<true, false>();
-        if (MINE) rows.begin<TOGETHER != 0, true>(stage + PART, stage);
+        if (!TOGETHER) rows.begin<true, false>(stage + PART, 0), rows.end<true, false>();
+        rows.begin<TOGETHER, true>(stage + PART, stage);
         copies.request_further();
-        if (MINE && KEYS_FIRST) rows.end<false, true, 1>();
-        if (MINE && !KEYS_FIRST) rows.end<TOGETHER != 0, true>();
+        rows.end<false, true, TOGETHER ? 1 : 0>();  // the values are waited for where their sums change
     }
-    if (MINE) rows.weigh<false>(biases.next(), scale, copies.left);
+    rows.weigh<false>(biases.next(), scale, copies.left);
     copies_have_come<0>();
-    if (MINE) rows.begin<true, false>(copies.memory + copies.at + PART, 0), rows.end<true, false>();
+    rows.begin<true, false>(copies.memory + copies.at + PART, 0), rows.end<true, false>();
     __syncthreads();  // all has been read
 }
 
-// A tile: its first row, that of its sequence, and the row after it; an empty one behind the last.
-struct Tile {
-    int start = 0, begin = 0, end = 0;
-
-    __device__ __forceinline__ Tile(const int* tiles, int i, int number) {
-        if (i < number) start = tiles[3 * i], begin = tiles[3 * i + 1], end = tiles[3 * i + 2];
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) packed_flash(
     const unsigned short* q, const unsigned short* k, const unsigned short* v, const int* tiles, const float* biases,
-    unsigned short* out, float scale, int q_row, int k_row, int v_row, int group, int number, int most) {
+    unsigned short* out, float scale, int q_row, int k_row, int v_row, int group, int most) {
     extern __shared__ char unaligned[];
     const u32 memory = (shared_address(unaligned) + 1023) & ~1023u;
     float* window = (float*)(unaligned + (memory - shared_address(unaligned)) + STAGES * STAGE);
     const int reach = most + ROWS + KEYS - 2;  // of scores whose tiles are as far as any are looked up
     asm volatile("griddepcontrol.launch_dependents;");
-    const int head = blockIdx.y, heads = gridDim.y, first = blockIdx.x * GROUPS;
-    const int mine = __shfl_sync(~0u, threadIdx.x / 32 / WARPS, 0);  // which the compiler knows to be one of a warp
-    const Tile own(tiles, first + mine, number);
+    const int head = blockIdx.y, heads = gridDim.y;
+    const int start = tiles[3 * blockIdx.x], begin = tiles[3 * blockIdx.x + 1], end = tiles[3 * blockIdx.x + 2];
     if (BIAS) {
         biases += (i64)head * (2 * most + 1) + most;
         for (int i = threadIdx.x; i <= 2 * reach; i += THREADS)
             window[i] = biases[min(max(i - reach, -most), most)] * LOG2E;
     }
     asm volatile("griddepcontrol.wait;" ::: "memory");  // for rows: tiles and biases were there before
+    if (begin >= end) return;
 
-    const int warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
-    Rows rows(q + (i64)(own.start + row) * q_row + head * DIM, q_row, own.end - own.start - row);
-    k += head / group * DIM, v += head / group * DIM;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
+    Rows rows(q + (i64)(start + row) * q_row + head * DIM, q_row, end - start - row);
+    const int kv_head = head / group * DIM;
+    const Copies copies(k + kv_head, v + kv_head, k_row, v_row, memory, begin, end - begin);
     const u32 bias = shared_address(window) + 4 * (reach + lane % 4 * 2 - row);
-    int seen = 0;
-#pragma unroll 1
-    for (int i = first; i < first + GROUPS; i++) {
-        const Tile tile(tiles, i, number);
-        if (tile.end <= seen) continue;  // empty, or of the sequence before
-        seen = tile.end;
-        const Copies copies(k, v, k_row, v_row, memory, tile.begin, tile.end - tile.begin);
-        const Biases of_tile = {bias, tile.begin - own.start, most};
-        if (tile.end == own.end) go_through<true>(rows, copies, of_tile, scale);
-        else go_through<false>(rows, copies, of_tile, scale);
-    }
+    go_through(rows, copies, {bias, begin - start, most}, scale);
 
-    const u32 results = memory + mine * (ROWS * DIM * 2);
-    rows.store(results);
+    rows.store(memory);
     __syncwarp();  // a warp stores the rows that it has
     constexpr int AT_ONCE = 32 / SLICES;
-    out += ((i64)own.start * heads + head) * DIM;
+    out += ((i64)start * heads + head) * DIM;
 #pragma unroll
     for (int i = lane / SLICES; i < 16; i += AT_ONCE) {
         const int at = warp * 16 + i, slice = lane % SLICES;
-        if (own.start + at < own.end)
-            *(Vector*)(out + (i64)at * heads * DIM + slice * 8) = load_shared(results + place<ROWS>(at, slice));
+        if (start + at < end) *(Vector*)(out + (i64)at * heads * DIM + slice * 8) = load_shared(memory + place(at, slice));
     }
 }
