@@ -44,8 +44,7 @@ def test_rows_see_what_the_reference_sees(dtype, heads, kv_heads, dim, most):
     assert relative(found, want) < TOLERANCES[dtype]
 
 
-# tiles of neighbours of one sequence and of two, an odd number of them, programs without any; keys of less than a
-# stage, of one, of several and some more
+# tiles without rows behind them, or none; keys of less than a stage, of one, of several and some more
 @pytest.mark.parametrize("empty", [0, 1, 4])
 @pytest.mark.parametrize(
     "lengths",
@@ -63,7 +62,7 @@ def test_rows_without_a_bias_see_what_the_reference_sees(dtype, heads, kv_heads,
 
 
 @pytest.mark.parametrize("growth", [3.0, 1 / 3])
-@pytest.mark.parametrize("dim", packed_flash.DIMS)
+@pytest.mark.parametrize("dim", packed_flash.PROGRAMS)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_the_highest_score_changes_from_tile_to_tile(dtype, dim, growth):
     """Scores are without a scale and far apart: those of later keys are larger, or smaller."""
@@ -89,7 +88,7 @@ def test_the_operation_takes_it_without_a_scale(dtype, biased):
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("dim", packed_flash.DIMS)
+@pytest.mark.parametrize("dim", packed_flash.PROGRAMS)
 def test_what_lies_behind_a_sequence_is_not_looked_at(dim, biased):
     torch.manual_seed(0)
     q, k, v = packed(2, 2, dim, torch.float16)
