@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
+
+_lock = Lock()
+_usual: list[tuple[int, int, int]] = []  # what held before each `rarely` that has not ended
 
 
 def exempt() -> None:
@@ -30,12 +34,16 @@ def importing() -> Iterator[None]:
 def rarely() -> Iterator[None]:
     """Begins a hundredth of the collections while a model is loaded: they would take an eighth of the time of the
     imports in it, whose objects stay. What else a build leaves behind is collected all the same."""
-    usual = gc.get_threshold()
-    gc.set_threshold(100 * usual[0], *usual[1:])
+    with _lock:
+        _usual.append(_usual[0] if _usual else gc.get_threshold())  # models may be loaded at the same time
+        gc.set_threshold(100 * _usual[0][0], *_usual[0][1:])
     try:
         yield
     finally:
-        gc.set_threshold(*usual)
+        with _lock:
+            usual = _usual.pop()
+            if not _usual:
+                gc.set_threshold(*usual)
 
 
 def collect() -> None:

@@ -62,3 +62,14 @@ def test_collections_are_as_frequent_as_before_once_a_model_is_loaded_or_is_not(
     with pytest.raises(MemoryError), rarely():
         raise MemoryError
     assert gc.get_threshold() == usual
+
+
+def test_models_may_be_loaded_at_the_same_time():
+    usual, loads = gc.get_threshold(), [rarely(), rarely()]
+    for load in loads:
+        load.__enter__()
+        assert gc.get_threshold()[0] == 100 * usual[0]
+    loads[0].__exit__(None, None, None)
+    assert gc.get_threshold()[0] == 100 * usual[0]
+    loads[1].__exit__(None, None, None)
+    assert gc.get_threshold() == usual
