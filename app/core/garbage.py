@@ -35,13 +35,14 @@ def rarely() -> Iterator[None]:
     """Begins a hundredth of the collections while a model is loaded: they would take an eighth of the time of the
     imports in it, whose objects stay. What else a build leaves behind is collected all the same."""
     with _lock:
-        _usual.append(_usual[0] if _usual else gc.get_threshold())  # models may be loaded at the same time
-        gc.set_threshold(100 * _usual[0][0], *_usual[0][1:])
+        usual = _usual[0] if _usual else gc.get_threshold()  # models may be loaded at the same time
+        _usual.append(usual)
+        gc.set_threshold(100 * usual[0], *usual[1:])
     try:
         yield
     finally:
         with _lock:
-            usual = _usual.pop()
+            _usual.pop()
             if not _usual:
                 gc.set_threshold(*usual)
 

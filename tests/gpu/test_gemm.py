@@ -90,16 +90,6 @@ def test_many_rows_that_are_no_whole_vectors_are_exact_up_to_the_order_of_sums(i
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("rows", [2, 32, 300])
-@pytest.mark.parametrize("outputs", [9, 1001, 1004, 1007])
-def test_outputs_that_are_no_whole_vectors_have_rows_that_are(outputs, rows):
-    x, weight = (torch.randn(n, 264, device="cuda", dtype=torch.float16) for n in (rows, outputs))
-    found = linear(x, weight)
-    assert found.stride() == (-(-outputs // 8) * 8, 1) and found.shape == (rows, outputs)
-    assert near(found, x.double() @ weight.double().t(), 1e-3)
-
-
-@torch.inference_mode()
 def test_other_sizes_are_for_the_library():
     half, on = torch.float16, "cuda"
     cases = ((1, 64, 256), (129, 64, 256), (16, 63, 256), (16, 64, 200), (100, 22016, 4096), (4, 50264, 64))

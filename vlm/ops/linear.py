@@ -35,8 +35,6 @@ def linear(
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
     if not out_fp32 or x.dtype != torch.float16:
-        if bias is None and len(weight) > VECTOR and len(weight) % VECTOR and _has_vectors(x):
-            return _in_whole_parts(*_in_whole_vectors(x, weight))
         return F.linear(*_in_whole_vectors(x, weight), bias)
     if x.is_cuda:
         product = torch.mm(x, weight.t(), out_dtype=torch.float32)
@@ -47,29 +45,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> 
 def _in_whole_vectors(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns both with zeros behind their rows, where many rows of 16 bits are no multiple of 16 bytes: the library
     takes a quarter of the time for those that are (3,420 values, Qwen2.5-VL's feed-forward layer)."""
-    wide = _whole(x.shape[-1])
-    if wide == x.shape[-1] or not _has_vectors(x) or len(x) < MANY:
+    wide = -(-x.shape[-1] // VECTOR) * VECTOR
+    has_many = x.is_cuda and x.ndim == 2 and len(x) >= MANY and x.element_size() == 2
+    if wide == x.shape[-1] or not has_many or torch.is_grad_enabled():
         return x, weight
     from vlm.ops.kernels.widen import widened
 
     return widened(x, wide), widened(weight, wide)
-
-
-def _in_whole_parts(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns their product, made of that with a multiple of VECTOR outputs and that with the rest, in rows of whole
-    vectors: for other numbers of outputs the library has slow kernels (84 µs of a step of 0.85 ms of 32 rows of GPT-2
-    medium on an H200 are its head, of 50,257)."""
-    whole = len(weight) // VECTOR * VECTOR
-    rows = torch.empty(len(x), _whole(len(weight)), dtype=x.dtype, device=x.device)
-    for outputs in (slice(whole), slice(whole, len(weight))):
-        torch.mm(x, weight[outputs].t(), out=rows[:, outputs])
-    return rows[:, : len(weight)]
-
-
-def _has_vectors(x: Tensor) -> bool:
-    """Tells whether 16 bytes are VECTOR values of rows on a GPU, and no gradients are wanted."""
-    return x.is_cuda and x.ndim == 2 and x.element_size() == 2 and not torch.is_grad_enabled()
-
-
-def _whole(size: int) -> int:
-    return -(-size // VECTOR) * VECTOR

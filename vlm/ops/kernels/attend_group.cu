@@ -23,8 +23,8 @@
 static_assert(!BIAS || GROUP == 1);
 constexpr int TOKENS = 16;                          // of a stage
 constexpr int LINE = DIM * BYTES;                   // of a token
-constexpr int PART = TOKENS * LINE;                  // keys, or values
-constexpr int BIASES = 2 * PART + (IN_8_BITS ? 8 * TOKENS : 0);  // where they lie, behind the scales of both
+constexpr int PART = TOKENS * LINE;                 // keys, or values
+constexpr int BIASES = 2 * PART + (IN_8_BITS ? 8 * TOKENS : 0);  // where they lie: behind the scales of both
 constexpr int STAGE = BIASES + (BIAS ? 4 * TOKENS : 0);
 constexpr int COPIES = TOKENS * SLICES / 32;        // of a lane, of keys and of values
 constexpr int COLUMNS = DIM / 8;                    // of results, by eights
@@ -307,8 +307,8 @@ __device__ __forceinline__ Merged merged_of_cluster(u32 head, int d) {
 extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
     const unsigned short* new_k, const unsigned short* new_v, const float* angles, const int* tables, const int* slots,
-    const int* lengths, const float* bias, unsigned short* out, float scale, int q_row, int q_head, int k_row, int v_row, int block_stride,
-    int head_stride, int scale_stride, int table_stride, int far) {
+    const int* lengths, const float* bias, unsigned short* out, float scale, int q_row, int q_head, int k_row, int v_row,
+    int block_stride, int head_stride, int scale_stride, int table_stride, int far) {
     extern __shared__ __align__(128) char memory[];
     constexpr int RING = WARPS * STAGES * STAGE;
     // when all stages have been read: what warps found [WARPS, GROUP, FOUND], and what they did together

@@ -107,15 +107,15 @@ def attention(
     rows, heads, dim = q.shape
     kv_heads, kept = kv.keys.shape[1], kv.keys.dtype
     assert bias is None or (bias.is_contiguous() and heads == kv_heads)
-    tokens = tables.shape[1] * kv.keys.shape[2]
-    warps, cluster = sharing(rows * kv_heads, tokens, dim, kept, num_processors(q.device))
+    pairs, tokens, processors = rows * kv_heads, tables.shape[1] * kv.keys.shape[2], num_processors(q.device)
+    warps, cluster = sharing(pairs, tokens, dim, kept, processors)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     constants = constants_of(q, kv, new, bias, variant) | {
         "CLUSTER": cluster, "WARPS": warps, "STAGES": num_stages(dim, kept, warps),
     }  # fmt: skip
     memory = shared_memory(dim, kept, warps, new=new is not None, biased=bias is not None)
     if kept in MOST and warps < WARPS:
-        memory = max(memory, fair_share(rows * kv_heads, num_processors(q.device)))
+        memory = max(memory, fair_share(pairs, processors))
     _kernel(tuple(constants.items()), memory, q.device).launch(
         (cluster, kv_heads, rows), 32 * warps,
         *inputs_of(q, kv, new), tables, slots, lengths, bias, out, product_scale(scale, variant),
