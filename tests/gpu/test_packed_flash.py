@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.guarded import guarded
 from tests.gpu.marks import HOPPER
 from tests.gpu.test_attend import relative
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
@@ -59,6 +60,16 @@ def test_rows_without_a_bias_see_what_the_reference_sees(dtype, heads, kv_heads,
     found = packed_flash.attention(q, k, v, tiles(64, empty, lengths), dim**-0.5, None)
     want = reference(q.float(), k.float(), v.float(), tiles(None, lengths=lengths), dim**-0.5)
     assert relative(found, want) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("lengths", [(350, 350), (65,), (64,), (1,), (129, 30)])
+@pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
+def test_nothing_is_read_behind_the_rows(heads, kv_heads, dim, lengths):
+    rows = guarded(torch.randn(sum(lengths), heads + 2 * kv_heads, dim, device="cuda", dtype=torch.bfloat16))
+    q, k, v = rows.split((heads, kv_heads, kv_heads), 1)
+    found = packed_flash.attention(q, k, v, tiles(64, 1, lengths), dim**-0.5, None)
+    want = reference(q.float(), k.float(), v.float(), tiles(None, lengths=lengths), dim**-0.5)
+    assert relative(found, want) < TOLERANCES[torch.bfloat16]
 
 
 @pytest.mark.parametrize("growth", [3.0, 1 / 3])

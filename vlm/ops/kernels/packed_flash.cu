@@ -222,9 +222,10 @@ struct Rows {
 
 // Requests keys or values, of which `there` are some, zeros for others: from this thread's first row on.
 __device__ __forceinline__ void request(u32 to, const unsigned short* x, int x_row, int there) {
+    const int first = threadIdx.x / SLICES;
 #pragma unroll
     for (int row = 0; row < KEYS; row += APART)
-        copy16(to + row * LINE, x + (i64)row * x_row, row + threadIdx.x / SLICES < there);
+        copy16(to + row * LINE, x + (i64)row * x_row, first + row < there);  // less than none behind the last stage
 }
 
 // The keys and values of a sequence on their way: a stage's values, and the keys after theirs.
