@@ -37,8 +37,8 @@ class SubjectConfig(Config):
     arch: str | None = option(None, "With --random-weights: a published shape, or a Hugging Face config.json.")
     model: str | None = option(None, "Instead: a model, as in vlm run.", flags=("--model", "-m"))
     backends: tuple[str, ...] = option(
-        (), f"What runs it: {', '.join(measured_names())}; with +kv-int8 or +kv-fp8 behind, for a cache of 8 bits,"
-        " and +lora-8x16, for 8 adapters of rank 16;"
+        (), f"What runs it: {', '.join(measured_names())}; behind a quantization +visual, for that of a visual network,"
+        " too, then +kv-int8 or +kv-fp8, for a cache of 8 bits, and +lora-8x16, for 8 adapters of rank 16;"
         " several apart by ','.",
         flags=("--backend",), default="as built, or torch", read=names,
     )  # fmt: skip

@@ -80,7 +80,7 @@ def join_systems(
 ) -> list[Results]:
     """Returns what a result says of each row; `floor`: of a system of ours."""
     first, *_ = ours
-    for name, results in list(ours.items())[1:]:
+    for name, results in ours.items():
         for row, result in zip(config.rows, results, strict=True) if has_floor(name) else ():
             result["floor"] = floor(name, row, result)
     by_row = [split(dict(zip(ours, row, strict=True))) for row in zip(*ours.values(), strict=True)]

@@ -10,14 +10,16 @@ from vlm.backends.base import Layout
 from vlm.backends.installed import backend, backends, names, quantizations, quantizers
 from vlm.config import KV_CACHE_DTYPES
 
-MEASURED = re.compile(r"([^+]+)(?:\+kv-([^+]+))?(?:\+lora-([1-9]\d{0,2})x([1-9]\d{0,2}))?")
+MEASURED = re.compile(r"([^+]+)(\+visual)?(?:\+kv-([^+]+))?(?:\+lora-([1-9]\d{0,2})x([1-9]\d{0,2}))?")
 
 
 @dataclass(frozen=True)
 class MeasuredName:
-    """The parts of what `vlm bench --backend` takes: `BACKEND[-QUANTIZATION][+kv-DTYPE][+lora-ADAPTERSxRANK]`."""
+    """The parts of what `vlm bench --backend` takes:
+    `BACKEND[-QUANTIZATION[+visual]][+kv-DTYPE][+lora-ADAPTERSxRANK]`."""
 
     engine: str  # BACKEND[-QUANTIZATION], which the rest says nothing of
+    quantizes_visual: bool = False  # the visual network's weights, too
     kv_cache_dtype: str | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
@@ -26,8 +28,8 @@ class MeasuredName:
     def read(cls, name: str) -> MeasuredName:
         if (match := MEASURED.fullmatch(name)) is None:
             return cls(name)
-        engine, kept, count, rank = match.groups()
-        return cls(engine, kept, int(count) if count else None, int(rank) if rank else None)
+        engine, visual, kept, count, rank = match.groups()
+        return cls(engine, bool(visual), kept, int(count) if count else None, int(rank) if rank else None)
 
     @property
     def backend(self) -> str:
@@ -36,6 +38,12 @@ class MeasuredName:
     @property
     def quantization(self) -> str | None:
         return self.engine.partition("-")[2] or None
+
+    @property
+    def build(self) -> dict[str, Any]:
+        """Returns what it says of a BuildConfig."""
+        ignore = {"ignore": ("head",)} if self.quantizes_visual else {}
+        return {"backend": self.backend, "quantization": self.quantization} | ignore
 
     @property
     def runtime(self) -> dict[str, Any]:
@@ -63,5 +71,7 @@ def is_measured(name: str) -> bool:
     """Tells whether `vlm bench --backend` takes a name."""
     parts = MeasuredName.read(name)
     if parts.engine not in measured_names() or parts.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
+        return False
+    if parts.quantizes_visual and parts.quantization is None:
         return False
     return parts.max_loras is None or backend(parts.backend).layout is Layout.PAGED

@@ -11,9 +11,11 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from tests import tiny
 from tests.cli_kit import call
+from vlm.config import BuildConfig
 from vlm_app.bench import table
 from vlm_app.bench.clock import in_turns
 from vlm_app.bench.systems import session
+from vlm_app.core.backend_names import MeasuredName, is_measured
 
 ALL = ["torch", "onnxruntime", "onnxruntime-int8"]
 
@@ -94,3 +96,25 @@ def test_systems_take_turns():
 def test_mistakes_are_one_sentence(options, says):
     found = call("bench", "text", "--model", "mini-t5", *options)
     assert found.exit_code == 2 and says in found.stderr and len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name, engine, visual, kept",
+    [
+        ("torch", "torch", False, None),
+        ("torch-fp8+kv-fp8", "torch-fp8", False, "fp8"),
+        ("torch-fp8+visual", "torch-fp8", True, None),
+        ("torch-int8+visual+kv-int8+lora-2x8", "torch-int8", True, "int8"),
+    ],
+)
+def test_a_name_says_what_is_quantized(name, engine, visual, kept):
+    parts = MeasuredName.read(name)
+    assert is_measured(name)
+    assert (parts.engine, parts.quantizes_visual, parts.kv_cache_dtype) == (engine, visual, kept)
+    # the head stays as it is in either case
+    assert BuildConfig(**parts.build).ignore == (("head",) if visual else None)
+
+
+@pytest.mark.parametrize("name", ["torch+visual", "torch-fp8+kv-fp8+visual", "torch-fp8+audio"])
+def test_other_names_are_refused(name):
+    assert not is_measured(name)

@@ -77,9 +77,10 @@ def prepare(
     build = _checked_build(config, spec, configs, dtype=dtype, takes=takes, limits=limits)
     engines: dict[str, Path] = {}
     for name in config.backend_names:
-        path = scratch / MeasuredName.read(name).engine
+        parts = MeasuredName.read(name)
+        path = scratch / (f"{parts.engine}+visual" if parts.quantizes_visual else parts.engine)
         if path not in engines.values():
-            build_engine(checkpoint, path, _for_backend(build, name), progress=progress)
+            build_engine(checkpoint, path, replace(build, **parts.build), progress=progress)
         engines[name] = path
     if checkpoint.path.is_relative_to(scratch):
         shutil.rmtree(checkpoint.path)  # as large as the engine
@@ -111,11 +112,6 @@ def _check_ranks(config: SubjectConfig, engine: EngineDir) -> None:
 def backend_name(build: BuildConfig) -> str:
     """Names what is measured: `onnxruntime-int8`."""
     return build.backend if build.quantization is None else f"{build.backend}-{build.quantization}"
-
-
-def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
-    parts = MeasuredName.read(name)
-    return replace(build, backend=parts.backend, quantization=parts.quantization)
 
 
 def kind_of(family: FamilySpec) -> str:
@@ -154,7 +150,7 @@ def _checked_build(
     build = BuildConfig(dtype=dtype, **sizes, **limits(configs))
     rank_among(build.num_ranks, config.subject)
     for name in config.backend_names:
-        check_backend(_for_backend(build, name))
+        check_backend(replace(build, **MeasuredName.read(name).build))
     try:
         resolve_limits(build, configs)
     except ConfigError as error:
