@@ -25,7 +25,7 @@ from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
-from vlm.requests.prompt_table import content_keys
+from vlm.requests.prompt_table import Contents
 from vlm_app.server.tensors.inputs import read_batch
 from vlm_app.server.tensors.specs import IDS_IN, specs_of
 from vlm_app.triton.preprocessing import padded_pixels
@@ -202,8 +202,9 @@ def test_a_key_covers_pixels_shape_and_grid():
     same = Image(pixels.clone(), 2)
     others = [Image(pixels + 1, 2), Image(pixels.view(3, 2, 8), 2), Image(pixels, 2, (1, 2)), Image(pixels, 2, (2, 1))]
     assert image.key == same.key and len({image.key, *(other.key for other in others)}) == 5
-    keys = content_keys(None, [image, Image(pixels + 1, 3)])
-    assert len(keys) == len(set(keys)) == 5 and keys[:2] == content_keys(None, [same])
+    contents = Contents.of(None, [image, Image(pixels + 1, 3)])
+    assert len(contents) == 5 and contents.begins == (0, 2) and len(set(contents.keys)) == 2
+    assert contents.keys[:1] == Contents.of(None, [same]).keys
 
 
 def encoders_with_graphs() -> tuple[Encoders, dict]:
@@ -213,9 +214,12 @@ def encoders_with_graphs() -> tuple[Encoders, dict]:
         def replay(self, key, function, pixels):
             return self.setdefault(key, function)(pixels)
 
-    visual = lambda pixels: pixels.flatten(2).transpose(1, 2) * 2  # noqa: E731
+    class Doubled(torch.nn.Module):
+        def forward(self, pixels):
+            return pixels.flatten(2).transpose(1, 2) * 2
+
     graphs = Pool()
-    networks = TorchEncoders(visual, None, device=torch.device("cpu"), dtype=torch.float32, graphs=graphs)
+    networks = TorchEncoders(Doubled(), None, device=torch.device("cpu"), dtype=torch.float32, graphs=graphs)
     return Encoders(networks, RuntimeConfig()), graphs
 
 

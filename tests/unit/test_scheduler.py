@@ -19,6 +19,7 @@ from vlm.executor.adapters import AdapterCache
 from vlm.executor.decode_burst import StepOutput
 from vlm.layers.adapters.base import AdapterRoom
 from vlm.requests.adapters import NO_ADAPTER
+from vlm.requests.prompt_table import Contents
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import SequenceStatus
@@ -387,15 +388,37 @@ def test_equal_beginnings_are_computed_once():
 
 def test_what_stands_behind_an_id_makes_it_equal_or_not():
     ids = [CONFIG.vocab_size + i for i in range(4)]
-    one, same, other = ([key + bytes([i]) for i in range(4)] for key in (b"cat", b"cat", b"dog"))
+    one, same, other = (Contents((key,), (0,), 4) for key in (b"cat", b"cat", b"dog"))
     keys = [block_keys([1, 2, 3, 4, *ids, 5, 6, 7, 8], 4, CONFIG.vocab_size, c) for c in (one, same, other)]
     assert keys[0] == keys[1] and len(set(keys[0])) == 3
     assert keys[0][0] == keys[2][0] and keys[0][1] != keys[2][1] and keys[0][2] != keys[2][2]
 
 
+def test_contents_are_told_apart_by_where_they_begin():
+    """Two pictures of a cat and of a dog, five rows together: where the cat's end is part of a key, but not where the
+    rows' ids begin."""
+    own, v = (b"cat", b"dog"), CONFIG.vocab_size
+    rows = [1, *(v + i for i in range(5)), 2, 3]
+    keys = [block_keys(rows, 8, v, Contents(names, (0, end), 5)) for names in (own, own[::-1]) for end in (1, 2, 3, 4)]
+    assert len({*map(tuple, keys)}) == len(keys)
+    shifted = [t + 2 if t >= v else t for t in rows]
+    assert block_keys(shifted, 8, v, Contents((b"table", *own), (0, 2, 4), 7)) == keys[1]
+    alike = [block_keys([v + 1, v + 2], 2, v, Contents((b"cat",) * n, tuple(range(0, 2 * n, 2)), 4)) for n in (1, 2)]
+    assert alike[0] != alike[1], "the second row of a cat and the third, or the first of another one"
+
+
+@pytest.mark.parametrize("known", range(6))
+def test_known_keys_are_not_computed_again(known):
+    ids = [CONFIG.vocab_size + i for i in range(18)]
+    contents = Contents((b"cat", b"dog"), (0, 7), 18)
+    keys = block_keys([*ids, 1, 2, 3], 4, CONFIG.vocab_size, contents)
+    assert len(keys) == 5
+    assert block_keys([*ids, 1, 2, 3], 4, CONFIG.vocab_size, contents, known=keys[:known]) == keys
+
+
 def test_adapters_share_no_blocks():
-    alone, first, second = (block_keys(range(8), 4, CONFIG.vocab_size, [], adapter_id=i) for i in (NO_ADAPTER, 0, 1))
-    assert alone == block_keys(range(8), 4, CONFIG.vocab_size, [])
+    alone, first, second = (block_keys(range(8), 4, CONFIG.vocab_size, adapter_id=i) for i in (NO_ADAPTER, 0, 1))
+    assert alone == block_keys(range(8), 4, CONFIG.vocab_size)
     assert len({*alone, *first, *second}) == 6
 
 

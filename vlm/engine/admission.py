@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, LimitError
 from vlm.requests.positions import Positions
-from vlm.requests.prompt_table import content_keys
+from vlm.requests.prompt_table import Contents
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -27,8 +27,8 @@ class Admission:
         """Returns the sequence of a request as number `number`. Raises InputError and LimitError for what the engine
         cannot hold."""
         features = self._num_features(request)
-        table = self._contents(request)
-        length = self._length(request, len(table))
+        contents = self._contents(request)
+        length = self._length(request, len(contents))
         params, most = request.params, self.limits.max_batch_size
         _check_rows(features, self.limits.max_encoder_input_len)
         if params.num_beams > most:
@@ -36,13 +36,13 @@ class Admission:
                 f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
                 f"or give --max-batch-size {params.num_beams} or more",
             )
-        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(table))
+        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(contents))
         if request.encoder_input_ids is not None and self.encoder is not None:
-            _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
+            _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
         _check_ids(params.known_tokens, self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
         sequence = Sequence(
-            number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table,
+            number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=contents,
             max_drafts=self._max_drafts(params),
         )  # fmt: skip
         first_row = self.config.vocab_size + len(request.prompt_table or ())
@@ -79,7 +79,7 @@ class Admission:
             raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
         return len(rows)
 
-    def _contents(self, request: Request) -> list[bytes]:
+    def _contents(self, request: Request) -> Contents:
         """Returns what the rows of a request's prompt table are made of."""
         if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
@@ -90,7 +90,7 @@ class Admission:
                 raise InputError(
                     f"the prompt table has shape {list(table.rows.shape)}; this model takes rows of {width} values."
                 )
-        return content_keys(table, request.images)
+        return Contents.of(table, request.images)
 
     def _length(self, request: Request, virtual: int) -> int:
         """Returns how many tokens a sequence may have in all."""
@@ -122,7 +122,7 @@ def check_encoder_input(request: Request, encoder: ModelConfig, most: int) -> No
     """Raises LimitError for ids that the encoder cannot take, or more than `most` of them."""
     ids = request.encoder_input_ids or ()
     _check_rows(len(ids), most)
-    _check_ids(ids, encoder.vocab_size, len(content_keys(request.prompt_table, request.images)))
+    _check_ids(ids, encoder.vocab_size, len(Contents.of(request.prompt_table, request.images)))
 
 
 def _check_rows(count: int, most: int) -> None:

@@ -8,30 +8,51 @@ block follows the number of the adapter that all is computed with.
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Sequence as Tokens
+from collections import defaultdict
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+
+import numpy as np
+import numpy.typing as npt
 
 from vlm.requests.adapters import NO_ADAPTER, adapter_key
+from vlm.requests.prompt_table import NO_CONTENTS, Contents
 
 
 def block_keys(
-    tokens: Tokens[int],
+    tokens: Items[int],
     block_size: int,
     vocab_size: int,
-    content_keys: Tokens[bytes],
+    contents: Contents = NO_CONTENTS,
     *,
     adapter_id: int = NO_ADAPTER,
+    known: Items[bytes] = (),
 ) -> list[bytes]:
-    """Returns the keys of all whole blocks of `tokens`. content_keys[i]: of what id vocab_size + i stands for"""
-    keys, before = [], adapter_key(adapter_id)
-    for end in range(block_size, len(tokens) + 1, block_size):
-        identity = _identity(tokens[end - block_size : end], vocab_size, content_keys)
+    """Returns the keys of all whole blocks of `tokens`, of which the first may be known. Id vocab_size + i stands for
+    row i of `contents`."""
+    first, end = len(known) * block_size, len(tokens) // block_size * block_size
+    ids = np.array(tokens[first:end], np.int64)
+    named = _named_rows(ids, block_size, vocab_size, contents) if contents else {}
+    identities, size = ids.astype("<u4").tobytes(), 4 * block_size
+    keys, before = [*known], known[-1] if known else adapter_key(adapter_id)
+    for block, begin in enumerate(range(0, len(identities), size)):
+        identity = identities[begin : begin + size] + named.get(block, b"")
         before = hashlib.blake2b(before + identity, digest_size=16).digest()
         keys.append(before)
     return keys
 
 
-def _identity(tokens: Tokens[int], vocab_size: int, content_keys: Tokens[bytes]) -> bytes:
-    if max(tokens) < vocab_size:
-        return array("I", tokens).tobytes()
-    return b"".join(t.to_bytes(4, "little") if t < vocab_size else content_keys[t - vocab_size] for t in tokens)
+def _named_rows(
+    ids: npt.NDArray[np.int64], block_size: int, vocab_size: int, contents: Contents
+) -> Mapping[int, bytes]:
+    """Replaces ids that stand for rows by those of their places in what they are rows of; returns what that is by
+    block: wherever such rows begin in it, the place there and the content's key."""
+    (at,) = np.nonzero(ids >= vocab_size)
+    rows = ids[at] - vocab_size
+    parts = np.searchsorted(contents.begins, rows, side="right") - 1
+    ids[at] = vocab_size + rows - np.array(contents.begins)[parts]
+    is_next = (np.diff(at, prepend=-2) == 1) & (np.diff(parts, prepend=-1) == 0) & (at % block_size != 0)
+    named: defaultdict[int, bytes] = defaultdict(bytes)
+    for place, part in zip(at[~is_next].tolist(), parts[~is_next].tolist(), strict=True):
+        named[place // block_size] += (place % block_size).to_bytes(4, "little") + contents.keys[part]
+    return named

@@ -211,8 +211,9 @@ class Scheduler:
         if len(sequence.keys) < length // self.config.block_size:
             tokens, config, adapter_id = sequence.tokens[:length], self.config, sequence.request.adapter_id
             sequence.keys = block_keys(
-                tokens, config.block_size, config.vocab_size, sequence.content_keys, adapter_id=adapter_id
-            )
+                tokens, config.block_size, config.vocab_size, sequence.contents, adapter_id=adapter_id,
+                known=sequence.keys,
+            )  # fmt: skip
 
     def _register(self, sequence: Sequence, start: int, end: int) -> None:
         """Registers the whole blocks between two places of the first beam, once their computation is on its way."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
 from vlm.errors import InputError
 from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.quant.w8a8 import rounds_rows
+from vlm.ops.norms_ahead import norms_ahead
 
 N = TypeVar("N")
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
 class TextNetwork(Protocol):
@@ -38,6 +43,27 @@ class DecoderNetwork(TextNetwork, Protocol):
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden] into the cache."""
+
+
+class Network(Protocol[P, R]):
+    """Any module, by what it takes and returns."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+def rounding_ahead(network: Network[P, R], device: torch.device) -> Callable[P, R]:
+    """Returns a network's passes: where its products round their rows to 8 bits, norms and activations ahead of them
+    end with that. Of others those of one row alone would not pay for the context."""
+    if not rounds_rows(network.modules()):
+        return network
+
+    def forward(*args: P.args, **kwargs: P.kwargs) -> R:
+        with norms_ahead(device, rounds=True):
+            return network(*args, **kwargs)
+
+    return forward
 
 
 def required(network: N | None) -> N:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.memory import suppress_out_of_memory
+from vlm.executor.networks import rounding_ahead
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.attention_metadata import PackedMetadata
@@ -42,9 +43,10 @@ class PatchEncoder:
         most_patches: int,
         graphs: GraphPool | None = None,
     ):
-        self.visual, self.device, self.dtype = visual, device, dtype
+        self.device, self.dtype = device, dtype
         self.graphs, self._graph_shapes = graphs, GraphShapes(after=1)
         self.config: PatchedVisionConfig = visual.config
+        self._pass = rounding_ahead(visual, device)
         self.most, self.most_patches = most, most_patches
 
     def encode(self, images: Items[Image]) -> list[Tensor]:
@@ -108,7 +110,7 @@ class PatchEncoder:
 
         def encode(*values: Tensor) -> Tensor:
             patches = layout.packed(itertools.chain.from_iterable(values), self.config)
-            return self.visual(patches, layout.squares, batch, *within)
+            return self._pass(patches, layout.squares, batch, *within)
 
         return encode
 

@@ -7,7 +7,6 @@ looking at the result; the CPU runs the same step eagerly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.launch_bound import LaunchBound
 from vlm.executor.micro_batches import micro_batches, split_prefills
-from vlm.executor.networks import DecoderNetwork, TextNetwork, required
+from vlm.executor.networks import DecoderNetwork, TextNetwork, required, rounding_ahead
 from vlm.executor.packing import HostInputs, PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
@@ -70,6 +69,8 @@ class PagedRunner:
         self._threads = num_threads()
         self._last_hidden: Tensor | None = None  # [S, hidden], of each slot the last token that a prefill took
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
+        self._prompt_pass = rounding_ahead(decoder, self.device)
+        self._text_pass = None if encoder is None else rounding_ahead(encoder, self.device)
         self._prefill_graphs = LaunchBound(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
         self._text_graphs = LaunchBound(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
 
@@ -136,7 +137,7 @@ class PagedRunner:
     def _encode_packed(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
         ids = self._adapter_ids(inputs.slots, adapted=adapted)
         batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, ids)
-        features = required(self.encoder)(inputs.token_ids, batch)
+        features = required(self._text_pass)(inputs.token_ids, batch)
         self.decoder.write_cross_kv(features, self._batch(inputs.slots, inputs.positions, adapted=adapted))
 
     def _prefill_with_logits(
@@ -161,9 +162,7 @@ class PagedRunner:
 
     def _prefilled(self, inputs: PackedInputs, batch: ForwardBatch) -> Tensor:
         """Writes prompt rows into the cache; returns their hidden rows [R, hidden]."""
-        # a norm of one row alone would not pay for the context
-        with norms_ahead(self.device, rounds=True) if self._rounds else nullcontext():
-            hidden = self.decoder(inputs.token_ids, batch)
+        hidden = self._prompt_pass(inputs.token_ids, batch)
         self._keep_last(hidden, inputs.ends)
         return hidden
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.graph_pool import GraphPool, GraphShapes
-from vlm.executor.networks import required
+from vlm.executor.networks import required, rounding_ahead
 from vlm.executor.packing import PackedTexts, power_of_two
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.layers.attention_metadata import PackedMetadata
@@ -35,9 +35,11 @@ class TorchEncoders:
         self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph_shapes = GraphShapes()
+        self._visual_pass = None if visual is None else rounding_ahead(visual, device)
+        self._text_pass = None if encoder is None else rounding_ahead(encoder, device)
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        visual = required(self.visual)
+        visual = required(self._visual_pass)
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
         # what number of images comes together is chance, and to capture a graph for each would halt the work as often:
         # those that warming up meets have one
@@ -55,4 +57,4 @@ class TorchEncoders:
         batch = ForwardBatch(
             inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, rows_adapters, recorder=recorder
         )
-        return list(self.encoder(inputs.token_ids, batch).split(packed_texts.lengths))
+        return list(required(self._text_pass)(inputs.token_ids, batch).split(packed_texts.lengths))

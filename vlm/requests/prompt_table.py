@@ -6,6 +6,7 @@ device while the prompt is computed, and no longer: from then on the sequence is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,9 +34,25 @@ class PromptTable:
         return len(self.rows)
 
 
-def content_keys(table: PromptTable | None, images: Items[Image]) -> list[bytes]:
-    """Returns a key of each row of a request's table, for `block_keys`: what it is made of, and which row of that."""
-    if table is None and not images:
-        return []
-    parts = [*([] if table is None else [(table.key, len(table))]), *((image.key, image.rows) for image in images)]
-    return [key + i.to_bytes(4, "little") for key, rows in parts for i in range(rows)]
+@dataclass(frozen=True)
+class Contents:
+    """What the rows of a request's table are made of, one content after the other."""
+
+    keys: tuple[bytes, ...] = ()  # of each,
+    begins: tuple[int, ...] = ()  # … its first row
+    num_rows: int = 0
+
+    @classmethod
+    def of(cls, table: PromptTable | None, images: Items[Image]) -> Contents:
+        """Returns those of a table's own rows and of images."""
+        if table is None and not images:
+            return NO_CONTENTS
+        parts = [*([] if table is None else [(table.key, len(table))]), *((image.key, image.rows) for image in images)]
+        ends = list(itertools.accumulate(rows for _, rows in parts))
+        return cls(tuple(key for key, _ in parts), (0, *ends[:-1]), ends[-1])
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+
+NO_CONTENTS = Contents()

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from vlm.requests.positions import Positions
+from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
 from vlm.requests.sampling_values import draw_seed
 from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
@@ -48,7 +49,7 @@ class Sequence:
     tokens: list[int]  # prompt, then what was generated
     seed: int = 0  # the request's, or one that is drawn
     num_stop_ids: int = 1  # tokens that end it, but for those of stop words
-    content_keys: list[bytes] = field(default_factory=list)  # of each prompt embedding
+    contents: Contents = NO_CONTENTS  # behind ids beyond the vocabulary
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
