@@ -29,7 +29,7 @@ def compiled(**changes: int | str) -> bytes:
 def test_it_compiles_for_every_type_and_variant(x_type, kept):
     types = {"X_TYPE": x_type, "KV_TYPE": x_type if kept < 0 else kept}
     for new, group in itertools.product((0, 1), (1, 2, 16)):
-        assert compiled(**types, NEW=new, GROUP=group, BIAS=int(group == 1), WARPS=2 if group == 1 else 4)
+        assert compiled(**types, NEW=new, GROUP=group, BIAS=int(group == 1), WARPS=2 if group == 1 else 8)
     assert compiled(**types, HALF=16, GROUP=8, CAP="3.0e1f", REACH=37, CLUSTER=4, STAGES=4)
     if kept < 0:
         assert compiled(**types, DIM=64, HALF=32, CLUSTER=8)
@@ -38,29 +38,41 @@ def test_it_compiles_for_every_type_and_variant(x_type, kept):
 def test_shared_memory_holds_what_is_merged():
     """In the place of the stages."""
     for group, dim, kept in itertools.product((2, 8, 16), (64, 128), (torch.bfloat16, torch.int8, torch.float8_e4m3fn)):
-        stages = attend_group.WARPS * attend_group.num_stages(dim, kept) * attend_group.stage_bytes(dim, kept)
-        assert (attend_group.WARPS + 1) * group * (dim + 2) * 4 <= stages
-        program = attend_group.shared_memory(dim, kept, new=True) + attend_group.RESERVED
+        stages = attend_group.num_stages(dim, kept)
+        for warps, each in ((1, 2), (2, stages), (4, 2), (4, stages), (8, 2)):
+            assert (warps + 1) * group * (dim + 2) * 4 <= attend_group.shared_memory(dim, kept, warps, each, new=False)
+        program = attend_group.shared_memory(dim, kept, attend_group.WARPS, stages, new=True) + attend_group.RESERVED
         assert 2 * program <= attend_group.MEMORY
 
 
 def test_programs_run_together_where_they_can():
-    size = lambda pairs, kept: attend_group.sharing(pairs, 2048, 128, kept, 132)  # noqa: E731
-    assert [size(pairs, torch.bfloat16) for pairs in (8, 64, 264, 512)] == [(4, 8), (4, 2), (4, 1), (2, 1)]
-    assert [size(pairs, torch.float8_e4m3fn) for pairs in (8, 64, 396, 512)] == [(4, 8), (4, 4), (4, 1), (2, 1)]
-    assert attend_group.sharing(192, 2048, 64, torch.bfloat16, 132) == (4, 2)
+    shared = lambda pairs, kept: attend_group.sharing(pairs, 2048, 128, kept, 132)[:2]  # noqa: E731
+    assert [shared(pairs, torch.bfloat16) for pairs in (8, 33, 264, 512)] == [(4, 8), (4, 4), (4, 1), (2, 1)]
+    assert [shared(pairs, torch.float8_e4m3fn) for pairs in (8, 33, 396, 512)] == [(4, 8), (4, 8), (4, 1), (2, 1)]
+    assert attend_group.sharing(192, 2048, 64, torch.bfloat16, 132) == (4, 2, 4)
+    assert attend_group.sharing(512, 2048, 64, torch.bfloat16, 132) == (4, 1, 2), "with fewer stages"
+
+
+@pytest.mark.parametrize(
+    "pairs, tokens, cluster", [(34, 2048, 2), (66, 2048, 2), (66, 600, 1), (67, 2048, 1), (132, 64, 1)]
+)
+def test_a_processor_has_one_program_of_many_warps(pairs, tokens, cluster):
+    for kept in (torch.bfloat16, torch.float8_e4m3fn):
+        assert attend_group.sharing(pairs, tokens, 128, kept, 132) == (8, cluster, 2)
 
 
 def test_processors_get_the_same_number_of_programs():
-    program = attend_group.shared_memory(128, torch.int8, 2, new=True)
+    program = attend_group.shared_memory(128, torch.int8, 2, attend_group.num_stages(128, torch.int8), new=True)
     share = attend_group.fair_share(512, 132)
     assert share > program
     assert 4 * (share + attend_group.RESERVED) <= attend_group.MEMORY < 5 * (share + attend_group.RESERVED)
 
 
-@pytest.mark.parametrize("pairs, tokens, warps", [(256, 64, 4), (512, 64, 2), (1024, 64, 1), (1024, 1024, 2)])
+@pytest.mark.parametrize(
+    "pairs, tokens, warps", [(256, 64, 4), (512, 64, 4), (600, 64, 2), (1024, 64, 1), (1024, 1024, 2)]
+)
 def test_short_contexts_have_a_warp_each(pairs, tokens, warps):
-    assert attend_group.sharing(pairs, tokens, 64, torch.bfloat16, 132) == (warps, 1)
+    assert attend_group.sharing(pairs, tokens, 64, torch.bfloat16, 132)[:2] == (warps, 1)
 
 
 def test_the_cpu_is_for_others():

@@ -33,6 +33,12 @@ def test_a_pass_is_a_graph_where_it_is_over_before_its_kernels_are_launched(para
     assert [bound.chooses(rows), bound.chooses(rows)] == is_graph
 
 
+def test_passes_in_8_bits_are_over_sooner():
+    in_8_bits = LaunchBound(BART_LARGE, 4096, in_8_bits=True)
+    assert [in_8_bits.chooses(32_768), in_8_bits.chooses(32_768)] == [False, True]
+    assert not in_8_bits.chooses(65_536) and not in_8_bits.chooses(65_536)
+
+
 def test_long_passes_of_one_size_are_one_graph():
     bound = LaunchBound(BART_LARGE, 4096)
     assert not bound.chooses(15_700) and bound.chooses(15_500) and bound.chooses(15_873 - 1)
@@ -56,10 +62,12 @@ def test_ranks_capture_the_same_passes(monkeypatch, tmp_path):
     """Where one rank captures a pass it runs it twice; another one that does not would wait for ever."""
     counted, bounds, count, bound = [], [], paged_runner.parameters_of, LaunchBound
     monkeypatch.setattr(paged_runner, "parameters_of", lambda network: counted.append(count(network)) or counted[-1])
-    monkeypatch.setattr(paged_runner, "LaunchBound", lambda *sizes: bounds.append(sizes) or bound(*sizes))
+    monkeypatch.setattr(
+        paged_runner, "LaunchBound", lambda *sizes, in_8_bits: bounds.append((*sizes, in_8_bits)) or bound(*sizes)
+    )
     engine = rebuilt(engine_dir(tiny.llama(seed=3, num_hidden_layers=3), tmp_path), pp_size=2)
     with_followers(engine, RuntimeConfig(device="cpu"), lambda pipe: True)
     assert len(set(counted)) == 2  # stages differ
     assert len(bounds) == 4 and set(bounds) == {
-        (max(counted), paged_runner.LAUNCH_BOUND_PREFILL), (0, paged_runner.LAUNCH_BOUND_ROWS)
+        (max(counted), paged_runner.LAUNCH_BOUND_PREFILL, False), (0, paged_runner.LAUNCH_BOUND_ROWS, False)
     }  # fmt: skip

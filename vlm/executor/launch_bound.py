@@ -15,9 +15,11 @@ MOST_LONG = 64  # sizes of long passes that are graphs
 class LaunchBound:
     """The passes of one network, by their rows: short ones are graphs, long ones where their size comes again."""
 
-    def __init__(self, parameters: int, least: int):
-        """`parameters`: that the network has; passes of `least` rows are short, whatever it is."""
-        self._short, self._long = max(least, SHORT // max(1, parameters)), LONG // max(1, parameters)
+    def __init__(self, parameters: int, least: int, *, in_8_bits: bool = False):
+        """`parameters`: that the network has; passes of `least` rows are short, whatever it is. Products of which both
+        sides are of 8 bits take a GPU half as long, and the host some more kernels."""
+        size = max(1, parameters) / (2 if in_8_bits else 1)
+        self._short, self._long = max(least, int(SHORT / size)), int(LONG / size)
         self._sizes = GraphShapes(after=1, most=MOST_LONG)
 
     def chooses(self, rows: int) -> bool:

@@ -71,8 +71,8 @@ class PagedRunner:
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
         self._prompt_pass = rounding_ahead(decoder, self.device)
         self._text_pass = None if encoder is None else rounding_ahead(encoder, self.device)
-        self._prefill_graphs = LaunchBound(maximum(self._parameters), LAUNCH_BOUND_PREFILL)
-        self._text_graphs = LaunchBound(maximum(parameters_of(encoder) if encoder else 0), LAUNCH_BOUND_ROWS)
+        self._prefill_graphs = _launch_bound(decoder, LAUNCH_BOUND_PREFILL, maximum)
+        self._text_graphs = _launch_bound(encoder, LAUNCH_BOUND_ROWS, maximum)
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Does nothing: the scheduler has given them their blocks."""
@@ -303,6 +303,12 @@ class PagedRunner:
 def parameters_of(network: TextNetwork) -> int:
     """Counts the numbers of a network's parameters."""
     return sum(x.numel() for x in network.parameters())
+
+
+def _launch_bound(network: TextNetwork | None, least: int, maximum: Callable[[int], int]) -> LaunchBound:
+    """Returns which passes of a network, of the largest of all ranks, are graphs."""
+    size, rounds = (0, False) if network is None else (parameters_of(network), rounds_rows(network.modules()))
+    return LaunchBound(maximum(size), least, in_8_bits=bool(maximum(rounds)))
 
 
 def _replay(

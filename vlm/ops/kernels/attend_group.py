@@ -8,6 +8,7 @@ splits of a context meet in global memory.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +25,20 @@ MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
 MEMORY, RESERVED = 228 * 1024, 1024  # bytes of a processor that programs share, and of each that it has for itself
-REGISTER_WARPS = 12  # of a processor, that registers allow
-SHORT = 256  # tokens of a context, at most, that one warp is enough for
+REGISTER_WARPS = {64: 16, 128: 12}  # of a processor, that registers allow, by the width of a head
+MANY_WARPS = 8
+FEW_STAGES = 2
+SHORT, LONG = 256, 1024  # tokens of a context: up to which one warp is enough, from which on two processors are faster
 FULL = 0.9  # of the programs that there is room for, in large clusters
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
+
+
+class Sharing(NamedTuple):
+    """How the context of a row and a head of keys is shared out."""
+
+    warps: int  # of a program
+    cluster: int  # of programs
+    stages: int  # that each warp has on their way
 
 
 def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
@@ -40,10 +51,10 @@ def fits(q: Tensor, kv: PagedKV, new: NewTokens | None) -> bool:
         return False
     # half as much on GPUs of the same generation that are made for pictures
     most = device_properties(q.device.index).shared_memory_per_block_optin
-    if shared_memory(dim, kv.keys.dtype, new=True) > most:
+    if shared_memory(dim, kv.keys.dtype, MANY_WARPS, FEW_STAGES, new=True) > most:
         return False
     # heads of 8 bits that share nothing: Triton's kernel is as fast with many of them
-    room = _room(WARPS, dim, kv.keys.dtype, num_processors(q.device))
+    room = _room(WARPS, num_stages(dim, kv.keys.dtype), dim, kv.keys.dtype, num_processors(q.device))
     return group > 1 or kv.keys.dtype not in MOST or len(q) * heads <= room
 
 
@@ -52,26 +63,34 @@ def stage_bytes(dim: int, kept: torch.dtype, *, biased: bool = False) -> int:
     return 2 * TOKENS * (dim * kept.itemsize + (4 if kept in MOST else 0)) + 4 * TOKENS * biased
 
 
-def num_stages(dim: int, kept: torch.dtype, warps: int = WARPS) -> int:
-    """Returns how many stages a warp has on their way: of one by itself fewer, that more of them run together."""
-    return 2 if warps == 1 else min(4, STAGE_BYTES // stage_bytes(dim, kept))
+def num_stages(dim: int, kept: torch.dtype) -> int:
+    """Returns how many stages a warp has on their way where memory is for few warps."""
+    return min(4, STAGE_BYTES // stage_bytes(dim, kept))
 
 
-def shared_memory(dim: int, kept: torch.dtype, warps: int = WARPS, *, new: bool, biased: bool = False) -> int:
+def shared_memory(dim: int, kept: torch.dtype, warps: int, stages: int, *, new: bool, biased: bool = False) -> int:
     """Returns the bytes of shared memory of a program: stages, and that of a new token; what is merged takes their
     place."""
-    return (warps * num_stages(dim, kept, warps) + new) * stage_bytes(dim, kept, biased=biased)
+    merged = 4 * (warps + 1) * MOST_HEADS * (dim + 2)
+    return max((warps * stages + new) * stage_bytes(dim, kept, biased=biased), merged)
 
 
 @functools.cache
-def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: int) -> tuple[int, int]:
-    """Returns how many warps a program has, and how many programs share the context, of at most so many tokens, of each
-    row and head of keys. As measured on an H200, programs of many warps are the fastest while all run together; then
-    those of two, but of short contexts those of one, of which most run together."""
-    room = _room(WARPS, dim, kept, processors)
+def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: int) -> Sharing:
+    """Returns how contexts of at most so many tokens, of each row and head of keys, are shared out. As measured on H100
+    and H200, programs of many warps are the fastest where there are not enough for clusters of several, then those of
+    four while all run together; then those of two, but of short contexts those of one, of which most run together."""
+    stages = num_stages(dim, kept)
+    room = _room(WARPS, stages, dim, kept, processors)
+    if processors < 4 * pairs <= 4 * processors:
+        return Sharing(MANY_WARPS, 2 if tokens > LONG and 2 * pairs <= processors else 1, FEW_STAGES)
     if pairs <= room:
-        return WARPS, cluster_size(pairs, room)
-    return 1 if tokens <= SHORT and pairs > _room(2, dim, kept, processors) else 2, 1
+        return Sharing(WARPS, cluster_size(pairs, room), stages)
+    if pairs <= _room(WARPS, FEW_STAGES, dim, kept, processors):
+        return Sharing(WARPS, 1, FEW_STAGES)
+    if tokens <= SHORT and pairs > _room(2, stages, dim, kept, processors):
+        return Sharing(1, 1, FEW_STAGES)
+    return Sharing(2, 1, stages)
 
 
 def cluster_size(pairs: int, room: int) -> int:
@@ -86,10 +105,10 @@ def fair_share(programs: int, processors: int) -> int:
     return MEMORY // -(-programs // processors) - RESERVED
 
 
-def _room(warps: int, dim: int, kept: torch.dtype, processors: int) -> int:
+def _room(warps: int, stages: int, dim: int, kept: torch.dtype, processors: int) -> int:
     """Returns how many programs of so many warps run together."""
-    memory = shared_memory(dim, kept, warps, new=True) + RESERVED
-    return processors * min(REGISTER_WARPS // warps, MEMORY // memory)
+    memory = shared_memory(dim, kept, warps, stages, new=True) + RESERVED
+    return processors * min(REGISTER_WARPS[dim] // warps, MEMORY // memory)
 
 
 def attention(
@@ -108,12 +127,12 @@ def attention(
     kv_heads, kept = kv.keys.shape[1], kv.keys.dtype
     assert bias is None or (bias.is_contiguous() and heads == kv_heads)
     pairs, tokens, processors = rows * kv_heads, tables.shape[1] * kv.keys.shape[2], num_processors(q.device)
-    warps, cluster = sharing(pairs, tokens, dim, kept, processors)
+    warps, cluster, stages = sharing(pairs, tokens, dim, kept, processors)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     constants = constants_of(q, kv, new, bias, variant) | {
-        "CLUSTER": cluster, "WARPS": warps, "STAGES": num_stages(dim, kept, warps),
+        "CLUSTER": cluster, "WARPS": warps, "STAGES": stages,
     }  # fmt: skip
-    memory = shared_memory(dim, kept, warps, new=new is not None, biased=bias is not None)
+    memory = shared_memory(dim, kept, warps, stages, new=new is not None, biased=bias is not None)
     if kept in MOST and warps < WARPS:
         memory = max(memory, fair_share(pairs, processors))
     _kernel(tuple(constants.items()), memory, q.device).launch(
