@@ -47,18 +47,30 @@ def test_shared_memory_holds_what_is_merged():
 
 def test_programs_run_together_where_they_can():
     shared = lambda pairs, kept: attend_group.sharing(pairs, 2048, 128, kept, 132)[:2]  # noqa: E731
-    assert [shared(pairs, torch.bfloat16) for pairs in (8, 33, 264, 512)] == [(4, 8), (4, 4), (4, 1), (2, 1)]
-    assert [shared(pairs, torch.float8_e4m3fn) for pairs in (8, 33, 396, 512)] == [(4, 8), (4, 8), (4, 1), (2, 1)]
+    assert [shared(pairs, torch.bfloat16) for pairs in (16, 33, 264, 512)] == [(4, 8), (4, 4), (4, 1), (2, 1)]
+    assert [shared(pairs, torch.float8_e4m3fn) for pairs in (16, 33, 396, 512)] == [(4, 8), (4, 8), (4, 1), (2, 1)]
+    assert attend_group.sharing(384, 2048, 128, torch.bfloat16, 132) == (2, 1, 4), "with more stages"
     assert attend_group.sharing(192, 2048, 64, torch.bfloat16, 132) == (4, 2, 4)
     assert attend_group.sharing(512, 2048, 64, torch.bfloat16, 132) == (4, 1, 2), "with fewer stages"
 
 
 @pytest.mark.parametrize(
-    "pairs, tokens, cluster", [(34, 2048, 2), (66, 2048, 2), (66, 600, 1), (67, 2048, 1), (132, 64, 1)]
+    "pairs, tokens, cluster",
+    [(8, 2048, 8), (12, 2048, 8), (34, 2048, 2), (66, 2048, 2), (66, 600, 1), (67, 2048, 1), (132, 64, 1)],
 )
 def test_a_processor_has_one_program_of_many_warps(pairs, tokens, cluster):
     for kept in (torch.bfloat16, torch.float8_e4m3fn):
         assert attend_group.sharing(pairs, tokens, 128, kept, 132) == (8, cluster, 2)
+
+
+@pytest.mark.parametrize(
+    "rows, kv_heads, blocks, is_faster",
+    [(1, 2, 16, False), (2, 2, 64, False), (2, 2, 65, True), (1, 2, 200, True), (3, 2, 1, True), (8, 4, 200, False)],
+)
+def test_heads_that_share_keys_read_them_once(rows, kv_heads, blocks, is_faster):
+    kv = PagedKV(*torch.zeros(2, 3, kv_heads, 16, 64, dtype=torch.float16))
+    q, tables = torch.zeros(rows, 4, 64, dtype=torch.float16), torch.zeros(rows, blocks, dtype=torch.int32)
+    assert attend_group.is_faster(q, kv, tables) == is_faster
 
 
 def test_processors_get_the_same_number_of_programs():

@@ -24,10 +24,13 @@ TOKENS = 16  # as in attend_group.cu: of a stage
 MOST_HEADS = 16  # rows of a product
 MOST_SLICES, FEWEST_SLICES = 16, 8  # of a token, 16 bytes each: that a thread has registers, and a product columns for
 CLUSTERS = (1, 2, 4, 8)
+LARGEST, CLUSTERED = CLUSTERS[-1], 0.75  # of processors, those of which clusters that large are made
 MEMORY, RESERVED = 228 * 1024, 1024  # bytes of a processor that programs share, and of each that it has for itself
 REGISTER_WARPS = {64: 16, 128: 12}  # of a processor, that registers allow, by the width of a head
 MANY_WARPS = 8
 FEW_STAGES = 2
+# warps of a program, and their stages, where programs of four with all of them do not run together, by a head's width
+BETWEEN = {64: (4, 2), 128: (2, 4)}
 SHORT, LONG = 256, 1024  # tokens of a context: up to which one warp is enough, from which on two processors are faster
 FULL = 0.9  # of the programs that there is room for, in large clusters
 STAGE_BYTES = 24 * 1024  # that a warp has on their way
@@ -82,15 +85,34 @@ def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: in
     four while all run together; then those of two, but of short contexts those of one, of which most run together."""
     stages = num_stages(dim, kept)
     room = _room(WARPS, stages, dim, kept, processors)
-    if processors < 4 * pairs <= 4 * processors:
-        return Sharing(MANY_WARPS, 2 if tokens > LONG and 2 * pairs <= processors else 1, FEW_STAGES)
+    if many := _cluster_of_many(pairs, tokens, processors):
+        return Sharing(MANY_WARPS, many, FEW_STAGES)
     if pairs <= room:
         return Sharing(WARPS, cluster_size(pairs, room), stages)
-    if pairs <= _room(WARPS, FEW_STAGES, dim, kept, processors):
-        return Sharing(WARPS, 1, FEW_STAGES)
+    warps, between = BETWEEN[dim]
+    if pairs <= _room(warps, between, dim, kept, processors):
+        return Sharing(warps, 1, between)
     if tokens <= SHORT and pairs > _room(2, stages, dim, kept, processors):
         return Sharing(1, 1, FEW_STAGES)
     return Sharing(2, 1, stages)
+
+
+def _cluster_of_many(pairs: int, tokens: int, processors: int) -> int:
+    """Returns the cluster of programs of many warps, one a processor: as large as possible of long contexts, where few
+    or many of them are busy then; 0: those of four are faster."""
+    is_long = tokens > LONG
+    if is_long and LARGEST * pairs <= CLUSTERED * processors:
+        return LARGEST
+    if processors < LARGEST // 2 * pairs <= LARGEST // 2 * processors:
+        return 2 if is_long and 2 * pairs <= processors else 1
+    return 0
+
+
+def is_faster(q: Tensor, kv: PagedKV, tables: Tensor) -> bool:
+    """Tells whether `attention` takes less time than that of attend.py for rows that both take: where heads share keys,
+    which are read once here, but for a row or two with short contexts."""
+    shared = q.shape[1] > kv.keys.shape[1]
+    return shared and (len(q) > 2 or tables.shape[1] * kv.keys.shape[2] > LONG)
 
 
 def cluster_size(pairs: int, room: int) -> int:

@@ -181,9 +181,10 @@ def paged_attention(
     new: NewTokens | None = None,
 ) -> Tensor:
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say."""
-    if attend.fits(q, kv, new):
+    by_group = attend_group.fits(q, kv, new)
+    if attend.fits(q, kv, new) and not (by_group and attend_group.is_faster(q, kv, tables)):
         return attend.attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
-    if attend_group.fits(q, kv, new):
+    if by_group:
         return attend_group.attention(q, kv, tables, slots, lengths, scale, bias, variant, new)
     rows, heads, dim = q.shape
     kv_heads, block = kv.keys.shape[1:3]
