@@ -14,6 +14,7 @@ from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.kernels.rounding import Rounding, constants, pointers, store_rounded
 
 FEW = 64  # rows that are one side of a tile
+FEW_ROUNDED = 256  # rows of which a GPU has two a processor
 LIBRARY_ROWS = 128  # of more products of e4m3 are the library's
 
 
@@ -73,10 +74,15 @@ def rounded(
         return values, scale
     width = triton.next_power_of_2(inputs)
     _rounded[(count,)](
-        rows, *pointers(rounding, rows), inputs, **constants(rounding), WIDTH=width,
-        num_warps=min(16, max(1, width // 512)),
+        rows, *pointers(rounding, rows), inputs, **constants(rounding), WIDTH=width, num_warps=_warps(count, width),
     )  # fmt: skip
     return values, scale
+
+
+def _warps(rows: int, width: int) -> int:
+    """Returns the warps of a program that rounds one row, as measured on an H200: of few rows each is to be over
+    soon."""
+    return min(32, max(2, width // 256)) if rows <= FEW_ROUNDED else min(16, max(2, width // 1024))
 
 
 def product(
