@@ -1,10 +1,11 @@
 // Causal attention of prompts over a paged cache (compute capability 9.0).
 //
 // A program has two groups of four warps that attend, each with a tile of 64 query rows, and a group that copies: tiles of
-// two heads that share keys (PAIRS), or two tiles of a head that follow each other. Keys and values come by stages through a
-// ring: a stage has the keys of one step and the values of the step before, so that queries are multiplied with further keys
-// together with weights and values; highest scores are looked for meanwhile. Queries and weights are in registers. A thread
-// has what the tensor cores give it: of two rows eight apart two columns of every eight.
+// two heads that share keys (PAIRS), or two tiles of a head that follow each other; then those of further heads, whose keys
+// are copied while it attends. Keys and values come by stages through a ring: a stage has the keys of one step and the values
+// of the step before, so that queries are multiplied with further keys together with weights and values; highest scores are
+// looked for meanwhile. Queries and weights are in registers. A thread has what the tensor cores give it: of two rows eight
+// apart two columns of every eight.
 //
 // Weights are 2 to the power of how far a score is above one that was the highest of its row: while none of a warp's is
 // SLACK above it, it stays, and with it what was summed up. (As FlashAttention-4 does.)
@@ -14,7 +15,8 @@
 // that of values, divided by the unit of the sums, which changes where they would come to more than float16 holds.
 //
 // Defined when it is compiled: X_TYPE (see vectors.cuh), KV_TYPE (that of x, or see widen.cuh), DIM (64 or 128), BLOCK, KEYS
-// (64 or 128, of a step), STAGES, PAIRS, WIDE (products have 128 columns where there are as many).
+// (64 or 128, of a step), STAGES, PAIRS, WIDE (products have 128 columns where there are as many), TURNS (the groups request
+// products in turn, so that one multiplies while the other one weighs).
 
 #include "vectors.cuh"
 #include "barriers.cuh"
@@ -40,7 +42,7 @@ constexpr int VECTORS = DIM / VALUES;                   // of a row in the cache
 constexpr int APART = GROUP_THREADS / VECTORS;          // rows that threads copy together
 constexpr int COPIES = KEYS / APART;                    // of a thread, of keys and of values
 constexpr int EACH = KEYS / 32;                         // keys whose places a lane looks up
-constexpr int COPYING_REGISTERS = IN_8_BITS ? 120 : 56, ATTENDING_REGISTERS = (504 - COPYING_REGISTERS) / 2;
+constexpr int COPYING_REGISTERS = IN_8_BITS ? 136 : 56, ATTENDING_REGISTERS = (504 - COPYING_REGISTERS) / 2;
 constexpr float SLACK = 8.0f;                           // weights up to 256
 constexpr float UNITS = 64.0f;                          // and in float16 up to so many times as much
 constexpr float LEAST = 1e-15f;                         // of what is divided by
@@ -123,14 +125,20 @@ struct Tile {
     }
 };
 
-// The ring of stages.
+// How many steps there are to so many keys.
+__device__ __forceinline__ int steps_to(int end) { return (end + KEYS - 1) / KEYS; }
+
+// The ring of stages: of a head one more than it has steps.
 struct Ring {
     u32 memory;
+    int first = 0;  // stage of this head
 
-    __device__ __forceinline__ u32 stage(int n) const { return memory + n % STAGES * STAGE; }
-    __device__ __forceinline__ u32 peaks(int n) const { return memory + PEAKS + n % STAGES * 8; }
-    __device__ __forceinline__ u32 full(int n) const { return memory + BARRIERS + n % STAGES * 8; }
+    __device__ __forceinline__ u32 at(int n) const { return (u32)(first + n) % STAGES; }
+    __device__ __forceinline__ u32 stage(int n) const { return memory + at(n) * STAGE; }
+    __device__ __forceinline__ u32 peaks(int n) const { return memory + PEAKS + at(n) * 8; }
+    __device__ __forceinline__ u32 full(int n) const { return memory + BARRIERS + at(n) * 8; }
     __device__ __forceinline__ u32 empty(int n) const { return full(n) + 8 * STAGES; }
+    __device__ __forceinline__ u32 round(int n) const { return (u32)(first + n) / STAGES; }
 
     __device__ __forceinline__ void begin(int groups) const {
         for (int n = 0; n < STAGES; n++) barrier_init(full(n), GROUP_THREADS), barrier_init(empty(n), 4 * groups);
@@ -138,12 +146,12 @@ struct Ring {
     }
 
     __device__ __forceinline__ void wait_until_full(int n) const {
-        barrier_wait(full(n), n / STAGES % 2);
+        barrier_wait(full(n), round(n) % 2);
         if (!IN_8_BITS) show_products();  // who requests copies does not wait for them
     }
 
     __device__ __forceinline__ void wait_until_empty(int n) const {
-        if (n >= STAGES) barrier_wait(empty(n), n / STAGES % 2 ^ 1);
+        if (round(n) > 0) barrier_wait(empty(n), round(n) % 2 ^ 1);
     }
 
     // Tells that this warp has read a stage.
@@ -343,9 +351,36 @@ struct Rows {
     }
 };
 
-// Goes through the keys and values that some rows see, the first of which has this position.
-__device__ __forceinline__ void attend(Rows& rows, const Ring& ring, int position, int end) {
-    const int steps = (end + KEYS - 1) / KEYS, row = position + threadIdx.x % GROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4;
+__device__ __forceinline__ void wait_for_turn(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(2 * GROUP_THREADS) : "memory");
+}
+
+__device__ __forceinline__ void give_turn(int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP_THREADS) : "memory");
+}
+
+// The turns of two groups: each waits for its own, and gives the other one the next.
+struct Turns {
+    int group, steps;  // steps: that both have
+
+    __device__ __forceinline__ void begin() const {
+        if (group == 1 && steps > 1) give_turn(0);
+    }
+
+    __device__ __forceinline__ void wait(int n) const {
+        if (n < steps) wait_for_turn(group);
+    }
+
+    // The second group has none to give behind the last one.
+    __device__ __forceinline__ void end(int n) const {
+        if (n + group < steps) give_turn(1 - group);
+    }
+};
+
+// Goes through the keys and values that some rows see, the first of which has this position; `last`: the last stage.
+__device__ __forceinline__ void attend(Rows& rows, const Ring& ring, const Turns& turns, int position, int end, int last) {
+    const int steps = steps_to(end), row = position + threadIdx.x % GROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4;
+    if (TURNS) turns.begin();
     ring.wait_until_full(0);
     rows.begin<false, true>(ring.stage(0));
     rows.end<false, true, 0>();
@@ -355,7 +390,9 @@ __device__ __forceinline__ void attend(Rows& rows, const Ring& ring, int positio
         if (first + KEYS > position + 1) rows.hide(row - first);
         rows.weigh(ring.peaks(n - 1), ring, n - 1);
         ring.wait_until_full(n);
+        if (TURNS) turns.wait(n);
         rows.begin<true, true>(ring.stage(n));
+        if (TURNS) turns.end(n);
         rows.end<false, true, 1>();  // the values are waited for where their sums change
     }
     rows.hide(row - (steps - 1) * KEYS);
@@ -363,6 +400,8 @@ __device__ __forceinline__ void attend(Rows& rows, const Ring& ring, int positio
     ring.wait_until_full(steps);
     rows.begin<true, false>(ring.stage(steps));
     rows.end<true, false, 0>();
+    ring.release(steps);
+    if (steps < last) ring.wait_until_full(last), ring.release(last);  // of a second tile
 }
 
 // The places of a step's keys and values in the cache: of each lane those of every 32nd.
@@ -456,7 +495,7 @@ __device__ __forceinline__ float peak_of(const float (&scales)[EACH]) {
 
 // Copies what is in 16 bits.
 __device__ __forceinline__ void copy_all(const Copies& copies, const Ring& ring) {
-    const int steps = (copies.end + KEYS - 1) / KEYS;
+    const int steps = steps_to(copies.end);
     Places before, places = copies.look_up(0);
 #pragma unroll 1
     for (int n = 0; n <= steps; n++) {
@@ -471,7 +510,7 @@ __device__ __forceinline__ void copy_all(const Copies& copies, const Ring& ring)
 
 // Copies what is in 8 bits: a vector is loaded as soon as the one that was in its registers is laid, a step before it is.
 __device__ __forceinline__ void widen_all(const Copies& copies, const Ring& ring) {
-    const int steps = (copies.end + KEYS - 1) / KEYS, vector = Copies::vector();
+    const int steps = steps_to(copies.end), vector = Copies::vector();
     Places before = {}, places = copies.look_up(0);
     Vector keys[COPIES], values[COPIES] = {};  // none come before the first keys: zeros are laid
     float value_peak = 1.0f;
@@ -509,38 +548,45 @@ __device__ __forceinline__ void widen_all(const Copies& copies, const Ring& ring
 extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_flash(
     const unsigned short* q, const char* keys, const char* values, const float* key_scales, const float* value_scales,
     const int* tables, const int* tiles, unsigned short* out, float scale, int q_row, int block_stride, int head_stride,
-    int scale_stride, int table_stride, int group) {
+    int scale_stride, int table_stride, int sharing, int each) {
     extern __shared__ char unaligned[];
-    const Ring ring = {(shared_address(unaligned) + 1023) & ~1023u};
+    Ring ring = {(shared_address(unaligned) + 1023) & ~1023u};
     let_next_begin();
     // the longest tiles first: they take the most time
-    const int warps = threadIdx.x / GROUP_THREADS, number = gridDim.y - 1 - blockIdx.y;
+    const int number = gridDim.y - 1 - blockIdx.y, warps = threadIdx.x / GROUP_THREADS;
     const Tile first(tiles + 4 * number);
     if (first.count == 0 || (!PAIRS && number > 0 && first.is_second_of(Tile(tiles + 4 * (number - 1))))) return;
-    const bool has_second = PAIRS || (number + 1 < gridDim.y && Tile(tiles + 4 * (number + 1)).is_second_of(first));
-    if (threadIdx.x == 0) ring.begin(has_second ? GROUPS : 1);
+    const bool has_second = !PAIRS && number + 1 < gridDim.y && Tile(tiles + 4 * (number + 1)).is_second_of(first);
+    const Tile second(tiles + 4 * (number + has_second));
+    if (threadIdx.x == 0) ring.begin(PAIRS || has_second ? GROUPS : 1);
     __syncthreads();
     wait_for_inputs();
 
-    const int heads = gridDim.x * (PAIRS ? 2 : 1), first_head = blockIdx.x * (PAIRS ? 2 : 1), kv_head = first_head / group;
+    constexpr int TOGETHER = PAIRS ? 2 : 1;  // heads
+    const int heads = gridDim.x * each * TOGETHER, first_head = blockIdx.x * each * TOGETHER, last = steps_to(second.end());
     if (warps == 0) {
         keep_registers<COPYING_REGISTERS>();
-        const int end = !PAIRS && has_second ? Tile(tiles + 4 * (number + 1)).end() : first.end();
-        const i64 to_head = (i64)kv_head * head_stride * BYTES;
-        const Copies copies = {
-            keys + to_head, values + to_head, key_scales + kv_head * BLOCK, value_scales + kv_head * BLOCK,
-            tables + (i64)first.slot * table_stride, block_stride, scale_stride, end,
-        };
-        if (IN_8_BITS) widen_all(copies, ring);
-        else copy_all(copies, ring);
+        for (int i = 0; i < each; i++, ring.first += last + 1) {
+            const i64 kv_head = (first_head + i * TOGETHER) / sharing;
+            const Copies copies = {
+                keys + kv_head * head_stride * BYTES, values + kv_head * head_stride * BYTES, key_scales + kv_head * BLOCK,
+                value_scales + kv_head * BLOCK, tables + (i64)first.slot * table_stride, block_stride, scale_stride,
+                second.end(),
+            };
+            if (IN_8_BITS) widen_all(copies, ring);
+            else copy_all(copies, ring);
+        }
     } else {
         take_registers<ATTENDING_REGISTERS>();
-        if (warps == 2 && !has_second) return;
-        const Tile tile(tiles + 4 * (PAIRS ? number : number + warps - 1));
-        const int head = PAIRS ? first_head + warps - 1 : first_head;
+        if (warps == 2 && !PAIRS && !has_second) return;
+        const Tile tile(tiles + 4 * (number + (warps == 2 && has_second)));
+        const Turns turns = {warps - 1, PAIRS || has_second ? steps_to(first.end()) : 0};
         const int row = threadIdx.x % GROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4, there = tile.count - row;
-        Rows rows(q + (i64)(tile.row + row) * q_row + head * DIM, q_row, there, scale);
-        attend(rows, ring, tile.position, tile.end());
-        rows.store(out + ((i64)(tile.row + row) * heads + head) * DIM, heads * DIM, there);
+        for (int i = 0; i < each; i++, ring.first += last + 1) {
+            const int head = first_head + i * TOGETHER + (PAIRS ? warps - 1 : 0);
+            Rows rows(q + (i64)(tile.row + row) * q_row + head * DIM, q_row, there, scale);
+            attend(rows, ring, turns, tile.position, tile.end(), last);
+            rows.store(out + ((i64)(tile.row + row) * heads + head) * DIM, heads * DIM, there);
+        }
     }
 }
