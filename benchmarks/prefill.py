@@ -2,7 +2,7 @@
 
     python benchmarks/prefill.py                                   32 prompts of each model, in each kind of cache
     python benchmarks/prefill.py qwen2.5-vl-3b --kv-cache-dtype fp8
-    python benchmarks/prefill.py --kernels cuda --keys 64 128 --turns   steps of either, groups that take turns
+    python benchmarks/prefill.py --kernels cuda --keys 64 128 --turns --each 1 2 4    in which way is the work shared?
     TRITON_INTERPRET=1 python benchmarks/prefill.py --cpu --prompts 2 --tokens 90    does it run?
 
 Values are random. What it prints, microseconds of a layer over all passes and TFLOP/s, keys that a row does not see not
@@ -106,9 +106,13 @@ def passes_of(model: Model, prompts: int, tokens: int, kept: torch.dtype | None,
     return Passes(q, kv, tables, tiles)
 
 
+def _always(number: int) -> Callable[..., int]:
+    return lambda *_: number
+
+
 def kernels(each: Passes, arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields the name of each kernel while it is the one that runs: Triton's, and those of this GPU's own, of steps and
-    turns as the arguments say."""
+    """Yields the name of each kernel while it is the one that runs: Triton's, and those of this GPU's own, whose work
+    is shared as the arguments say."""
     taken, shapes = prefill_flash.fits, prefill_flash.SHAPES.copy()
     if "triton" in arguments.kernels or not each.fits:
         prefill_flash.fits = lambda *_: False
@@ -118,14 +122,18 @@ def kernels(each: Passes, arguments: argparse.Namespace) -> Iterator[str]:
         return
     place = each.q.shape[2], each.kv.keys.dtype in MOST
     usual = shapes[place]
-    for keys, turns in itertools.product(
-        arguments.keys or [usual.keys], (False, True) if arguments.turns else (False,)
-    ):
+    variants = itertools.product(
+        arguments.keys or [usual.keys], (False, True) if arguments.turns else (usual.turns,), arguments.each or [None]
+    )
+    heads_each = prefill_flash.heads_each
+    for keys, turns, heads in variants:
         # as many bytes of stages as usual
-        shape = usual._replace(keys=keys, stages=usual.stages * usual.keys // keys, turns=turns)
-        prefill_flash.SHAPES[place] = shape if shape.stages > 1 else shape._replace(stages=2)
-        yield f"cuda, {keys} keys{', in turn' if turns else ''}"
+        shape = usual._replace(keys=keys, stages=max(2, usual.stages * usual.keys // keys), turns=turns)
+        prefill_flash.SHAPES[place] = shape
+        prefill_flash.heads_each = heads_each if heads is None else _always(heads)
+        yield f"cuda, {keys} keys{', in turn' if turns else ''}{f', {heads} each' if heads else ''}"
     prefill_flash.SHAPES.update(shapes)
+    prefill_flash.heads_each = heads_each
 
 
 def _microseconds_of_one(run: Callable[[], Tensor]) -> float:
@@ -143,6 +151,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", nargs="*", default=["auto", "fp8"], choices=["auto", *CACHE_TYPES])
     parser.add_argument("--kernels", nargs="*", default=["triton", "cuda"], choices=["triton", "cuda"])
     parser.add_argument("--keys", nargs="*", type=int, choices=[64, 128], help="of a step of the CUDA kernel")
+    parser.add_argument("--each", nargs="*", type=int, help="heads, or pairs of them, of a program of the CUDA kernel")
     parser.add_argument("--turns", action="store_true", help="the CUDA kernel without and with turns of its groups")
     parser.add_argument("--cpu", action="store_true", help="run once, without a GPU")
     arguments = parser.parse_args()
@@ -157,7 +166,7 @@ def main() -> None:
             took = _microseconds_of_one(each.run) if arguments.cpu else microseconds(each.run)
             pairs = arguments.prompts * tokens * (tokens + 1) // 2
             speed = 4 * pairs * model.heads * model.head_dim / took / 1e6
-            print(f"{name:14} {kept:5} {kernel:21} {took:9.1f} µs {speed:6.1f} TFLOP/s", flush=True)
+            print(f"{name:14} {kept:5} {kernel:28} {took:9.1f} µs {speed:6.1f} TFLOP/s", flush=True)
 
 
 if __name__ == "__main__":

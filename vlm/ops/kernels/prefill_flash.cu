@@ -54,7 +54,10 @@ __device__ __forceinline__ int place(int row, int slice) {
     return slice / 8 * KEYS * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
 }
 
-// Lets the tensor cores see what this thread wrote to shared memory, or saw there.
+// Describes what lies so many bytes further.
+__device__ __forceinline__ u64 further(u64 description, int bytes) { return description + (bytes >> 4); }
+
+// Lets the tensor cores see what this thread sees in shared memory.
 __device__ __forceinline__ void show_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Arrives at a barrier once all that this thread requested has come.
@@ -147,7 +150,7 @@ struct Ring {
 
     __device__ __forceinline__ void wait_until_full(int n) const {
         barrier_wait(full(n), round(n) % 2);
-        if (!IN_8_BITS) show_products();  // who requests copies does not wait for them
+        show_products();  // here: those that copy wait neither for what they requested nor for what they load
     }
 
     __device__ __forceinline__ void wait_until_empty(int n) const {
@@ -209,25 +212,27 @@ struct Rows {
 
     // Requests the scores of a step's keys.
     __device__ __forceinline__ void multiply_keys(u32 keys) {
+        const u64 first = described(keys);
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
-            const u32 at = keys + k / 4 * KEYS * LINE + k % 4 * 32;
-            if (WIDE && KEYS == 128) multiply<0>(scores[0], scores[KEYS / 128], query[k], described(at), k);
+            const u64 part = further(first, k / 4 * KEYS * LINE + k % 4 * 32);
+            if (WIDE && KEYS == 128) multiply<0>(scores[0], scores[KEYS / 128], query[k], part, k);
             else
 #pragma unroll
-                for (int i = 0; i < KEYS / 64; i++) multiply<0>(scores[i], query[k], described(at + i * 64 * LINE), k);
+                for (int i = 0; i < KEYS / 64; i++) multiply<0>(scores[i], query[k], further(part, i * 64 * LINE), k);
         }
     }
 
     // Requests that weights times values are added.
     __device__ __forceinline__ void add_values(u32 values) {
+        const u64 first = described(values, KEYS * LINE);
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
-            const u32 at = values + 16 * k * LINE;
-            if (WIDE && LINES == 2) multiply<1>(sums[0], sums[LINES - 1], weights[k], described(at, KEYS * LINE), 1);
+            const u64 part = further(first, 16 * k * LINE);
+            if (WIDE && LINES == 2) multiply<1>(sums[0], sums[LINES - 1], weights[k], part, 1);
             else
 #pragma unroll
-                for (int i = 0; i < LINES; i++) multiply<1>(sums[i], weights[k], described(at + i * KEYS * LINE), 1);
+                for (int i = 0; i < LINES; i++) multiply<1>(sums[i], weights[k], further(part, i * KEYS * LINE), 1);
         }
     }
 
@@ -288,8 +293,8 @@ struct Rows {
         end<true, false, 0>();  // of the values before
         ring.release(before);
         rescale(highest, value_peak);
-        const float units = IN_8_BITS ? value_peak / unit : 1.0f;
-        const float up = IN_8_BITS ? log2_of(units) : 0.0f, inverse = IN_8_BITS ? 1.0f / units : 1.0f;
+        const float units = IN_8_BITS ? __fdividef(value_peak, unit) : 1.0f;
+        const float up = IN_8_BITS ? log2_of(units) : 0.0f, inverse = IN_8_BITS ? __fdividef(unit, value_peak) : 1.0f;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float from = most[r] - up;
@@ -309,7 +314,7 @@ struct Rows {
     __device__ __forceinline__ void rescale(const float (&highest)[2], float value_peak) {
         const bool other_unit = IN_8_BITS && value_peak > UNITS * unit;  // as it is of all warps
         if (!__any_sync(~0u, highest[0] > most[0] + SLACK || highest[1] > most[1] + SLACK || other_unit)) return;
-        const float by = other_unit ? unit / value_peak : 1.0f;
+        const float by = other_unit ? __fdividef(unit, value_peak) : 1.0f;
         if (other_unit) unit = value_peak;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -404,18 +409,18 @@ __device__ __forceinline__ void attend(Rows& rows, const Ring& ring, const Turns
     if (steps < last) ring.wait_until_full(last), ring.release(last);  // of a second tile
 }
 
-// The places of a step's keys and values in the cache: of each lane those of every 32nd.
+// The places of a step's keys and values in the cache, by 16 bytes, and their scales: of each lane those of every 32nd.
 struct Places {
-    int block[EACH];
+    u32 row[EACH];
     float key_scale[EACH], value_scale[EACH];  // of 8 bits
 };
 
 // The keys and values of a head on their way to shared memory.
 struct Copies {
-    const char *keys, *values;
+    const char *keys, *values;  // of this thread: its part of a row
     const float *key_scales, *value_scales;
     const int* table;
-    int block_stride, scale_stride, end;  // end: of what is there; zeros are laid behind it
+    int block_stride, scale_stride, end;  // blocks by 16 bytes; end: of what is there, zeros are laid behind it
 
     // The places of a step's keys.
     __device__ __forceinline__ Places look_up(int step) const {
@@ -423,9 +428,10 @@ struct Copies {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int key = step * KEYS + i * 32 + threadIdx.x % 32, known = min(key, end - 1);
-            places.block[i] = table[known / BLOCK];
+            const int block = table[known / BLOCK];
+            places.row[i] = (u32)block * block_stride + known % BLOCK * VECTORS;
             if (IN_8_BITS) {
-                const i64 at = (i64)places.block[i] * scale_stride + known % BLOCK;
+                const i64 at = (i64)block * scale_stride + known % BLOCK;
                 places.key_scale[i] = key < end ? key_scales[at] : 0.0f;
                 places.value_scale[i] = key < end ? value_scales[at] : 0.0f;
             }
@@ -433,54 +439,54 @@ struct Copies {
         return places;
     }
 
-    // The row of a step that is this thread's copy `i`, and what of it is.
-    static __device__ __forceinline__ int row_of(int i) { return i * APART + threadIdx.x % GROUP_THREADS / VECTORS; }
-    static __device__ __forceinline__ int vector() { return threadIdx.x % VECTORS; }
+    // The row of a step that is this thread's copy `i`, and what of it is. Eight threads that lay rows of 8 bits together
+    // have four parts of two of them, which lie in different banks.
+    static __device__ __forceinline__ int row_of(int i) {
+        const int thread = threadIdx.x % GROUP_THREADS;
+        return i * APART + (IN_8_BITS && VECTORS == 8 ? thread / 16 * 2 + thread / 4 % 2 : thread / VECTORS);
+    }
+
+    static __device__ __forceinline__ int vector() {
+        const int thread = threadIdx.x % GROUP_THREADS;
+        return IN_8_BITS && VECTORS == 8 ? thread % 4 + thread / 8 % 2 * 4 : thread % VECTORS;
+    }
 
     // What the lane that looked it up has of the row of copy `i`.
     template <class T> static __device__ __forceinline__ T of_copy(const T (&each)[EACH], int i) {
         return __shfl_sync(~0u, each[i * APART / 32], row_of(i) % 32);
     }
 
-    __device__ __forceinline__ const char* address(const char* x, const Places& places, int step, int i) const {
-        const int key = min(step * KEYS + row_of(i), end - 1);
-        return x + ((i64)of_copy(places.block, i) * block_stride + key % BLOCK * DIM + vector() * VALUES) * BYTES;
-    }
-
-    __device__ __forceinline__ bool is_there(int step, int i) const { return step * KEYS + row_of(i) < end; }
+    // Of the rows that there are after those before a step.
+    __device__ __forceinline__ bool is_there(int step, int i) const { return i * APART < end - step * KEYS - row_of(0); }
 
     // Requests keys or values of 16 bits.
     __device__ __forceinline__ void request(u32 to, const char* x, const Places& places, int step) const {
+        to += place(row_of(0), vector());
 #pragma unroll
         for (int i = 0; i < COPIES; i++)
-            copy16(to + place(row_of(i), vector()), address(x, places, step, i), is_there(step, i));
+            copy16(to + i * APART * LINE, x + (u64)of_copy(places.row, i) * 16, is_there(step, i));
     }
 
     // Loads a copy of keys or values of 8 bits.
     __device__ __forceinline__ Vector load(const char* x, const Places& places, int step, int i) const {
-        const char* at = address(x, places, step, i);
+        const char* at = x + (u64)of_copy(places.row, i) * 16;
         return is_there(step, i) ? load_global(at) : Vector{};
     }
 };
 
-__device__ __forceinline__ Vector either(bool first, const Vector& a, const Vector& b) {
-    return {first ? a.v[0] : b.v[0], first ? a.v[1] : b.v[1], first ? a.v[2] : b.v[2], first ? a.v[3] : b.v[3]};
-}
-
 // Lays 16 values of 8 bits as float16, by this scale.
 __device__ __forceinline__ void lay(u32 to, const Vector& x, int row, int vector, float scale) {
     const u32 by = two_halves(scale);
-    Vector halves[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32* two = halves[i / 2].v + i % 2 * 2;
-        widen(x.v[i], two[0], two[1]);
-        two[0] = multiply_halves(two[0], by), two[1] = multiply_halves(two[1], by);
+    for (int half = 0; half < 2; half++) {
+        Vector eight;
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            widen(x.v[2 * half + i / 2], eight.v[i], eight.v[i + 1]);
+            eight.v[i] = multiply_halves(eight.v[i], by), eight.v[i + 1] = multiply_halves(eight.v[i + 1], by);
+        }
+        store_shared(to + place(row, 2 * vector + half), eight);
     }
-    // lanes of one line write even slices while those of the other one write odd ones, which are in other banks
-    const bool odd = vector >= 4;
-    store_shared(to + place(row, 2 * vector + odd), either(odd, halves[1], halves[0]));
-    store_shared(to + place(row, 2 * vector + !odd), either(odd, halves[0], halves[1]));
 }
 
 // The highest scale of a step.
@@ -520,7 +526,7 @@ __device__ __forceinline__ void widen_all(const Copies& copies, const Ring& ring
     for (int n = 0; n <= steps; n++) {
         const Places next = copies.look_up(n + 1);  // behind the end that of the last key
         ring.wait_until_empty(n);
-        float by = 1.0f / value_peak;
+        float by = __fdividef(1.0f, value_peak);
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
             const float scale = Copies::of_copy(before.value_scale, i) * by;
@@ -529,7 +535,7 @@ __device__ __forceinline__ void widen_all(const Copies& copies, const Ring& ring
         }
         if (n < steps) {
             const float key_peak = peak_of(places.key_scale);
-            value_peak = peak_of(places.value_scale), by = 1.0f / key_peak;
+            value_peak = peak_of(places.value_scale), by = __fdividef(1.0f, key_peak);
             if (threadIdx.x % GROUP_THREADS == 0)
                 store_float(ring.peaks(n), key_peak), store_float(ring.peaks(n) + 4, value_peak);
 #pragma unroll
@@ -539,7 +545,6 @@ __device__ __forceinline__ void widen_all(const Copies& copies, const Ring& ring
                 keys[i] = copies.load(copies.keys, next, n + 1, i);
             }
         }
-        show_products();
         barrier_arrive(ring.full(n));
         before = places, places = next;
     }
@@ -568,10 +573,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_flash(
         keep_registers<COPYING_REGISTERS>();
         for (int i = 0; i < each; i++, ring.first += last + 1) {
             const i64 kv_head = (first_head + i * TOGETHER) / sharing;
+            const i64 part = kv_head * head_stride * BYTES + Copies::vector() * 16;
             const Copies copies = {
-                keys + kv_head * head_stride * BYTES, values + kv_head * head_stride * BYTES, key_scales + kv_head * BLOCK,
-                value_scales + kv_head * BLOCK, tables + (i64)first.slot * table_stride, block_stride, scale_stride,
-                second.end(),
+                keys + part, values + part, key_scales + kv_head * BLOCK, value_scales + kv_head * BLOCK,
+                tables + (i64)first.slot * table_stride, block_stride / VALUES, scale_stride, second.end(),
             };
             if (IN_8_BITS) widen_all(copies, ring);
             else copy_all(copies, ring);
