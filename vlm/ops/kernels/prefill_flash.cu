@@ -65,6 +65,8 @@ __device__ __forceinline__ void arrive_with_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 template <int REGISTERS> __device__ __forceinline__ void keep_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
@@ -428,7 +430,7 @@ struct Copies {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int key = step * KEYS + i * 32 + threadIdx.x % 32, known = min(key, end - 1);
-            const int block = table[known / BLOCK];
+            const int block = table[known / BLOCK];  // behind the end that of the last key
             places.row[i] = (u32)block * block_stride + known % BLOCK * VECTORS;
             if (IN_8_BITS) {
                 const i64 at = (i64)block * scale_stride + known % BLOCK;
@@ -505,7 +507,7 @@ __device__ __forceinline__ void copy_all(const Copies& copies, const Ring& ring)
     Places before, places = copies.look_up(0);
 #pragma unroll 1
     for (int n = 0; n <= steps; n++) {
-        const Places next = copies.look_up(n + 1);  // behind the end that of the last key
+        const Places next = copies.look_up(n + 1);
         ring.wait_until_empty(n);
         if (n > 0) copies.request(ring.stage(n) + PART, copies.values, before, n - 1);
         if (n < steps) copies.request(ring.stage(n), copies.keys, places, n);
@@ -524,7 +526,7 @@ __device__ __forceinline__ void widen_all(const Copies& copies, const Ring& ring
     for (int i = 0; i < COPIES; i++) keys[i] = copies.load(copies.keys, places, 0, i);
 #pragma unroll 1
     for (int n = 0; n <= steps; n++) {
-        const Places next = copies.look_up(n + 1);  // behind the end that of the last key
+        const Places next = copies.look_up(n + 1);
         ring.wait_until_empty(n);
         float by = __fdividef(1.0f, value_peak);
 #pragma unroll
@@ -581,6 +583,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prefill_flash(
             if (IN_8_BITS) widen_all(copies, ring);
             else copy_all(copies, ring);
         }
+        if (!IN_8_BITS) wait_for_copies();  // a thread with copies on their way does not end
     } else {
         take_registers<ATTENDING_REGISTERS>();
         if (warps == 2 && !PAIRS && !has_second) return;
