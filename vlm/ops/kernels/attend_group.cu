@@ -19,6 +19,7 @@
 
 #include "vectors.cuh"
 #include "attention.cuh"
+#include "widen.cuh"
 
 static_assert(!BIAS || GROUP == 1);
 constexpr int TOKENS = 16;                          // of a stage
@@ -39,24 +40,6 @@ __device__ __forceinline__ int place_of_value(int token, int slice) { return SLI
 // The value of a head that is column `n` of eight columns.
 __device__ __forceinline__ int value_of(int eight, int n) {
     return IN_8_BITS ? n * 16 + eight : (n + eight / 8 * 8) * 8 + eight % 8;
-}
-
-__device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 which) {
-    u32 r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
-    return r;
-}
-
-// Two pairs of float16 of four values of 8 bits.
-__device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
-#if KV_TYPE == INT8
-    const u32 shifted = four ^ 0x80808080u, offset = 0x64806480u;  // in the lowest bits of 1024
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(bytes_of(shifted, 0x64646464u, 0x5150)), "r"(offset));
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(bytes_of(shifted, 0x64646464u, 0x5352)), "r"(offset));
-#else
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"((unsigned short)four));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"((unsigned short)(four >> 16)));
-#endif
 }
 
 __device__ __forceinline__ u32 pack(float low, float high) {

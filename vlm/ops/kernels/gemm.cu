@@ -10,6 +10,7 @@
 // Defined when it is compiled: KIND, Y_TYPE, BIAS_TYPE, ACT (see the lists), BIAS, GATED, INPUTS, OUTPUTS, ROWS (8, 16,
 // 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
 
+#include "barriers.cuh"
 #include "products.cuh"
 #include "wgmma.cuh"
 

@@ -20,6 +20,7 @@
 // when it is compiled. Defined then: KIND, X_TYPE, Y_TYPE, ACT (see the lists), GATED, BIAS, ZERO, INPUTS, OUTPUTS,
 // GROUPS, NORM, ADD and the types STREAM and DELTA, PROGRAMS, WARPS, PIECES, STAGES, DEPTH.
 
+#include "barriers.cuh"
 #include "products.cuh"
 
 #define INT8 0

@@ -19,6 +19,10 @@
 #include "vectors.cuh"
 #include "wgmma.cuh"
 
+constexpr bool IN_BFLOAT16 = X_TYPE == BFLOAT16;
+
+#include "flash.cuh"
+
 constexpr int ROWS = 64, KEYS = 64;                     // of a tile, of a stage
 constexpr int STAGES = 2;
 constexpr int THREADS = 128;
@@ -30,9 +34,6 @@ constexpr int APART = THREADS / SLICES;                 // rows that threads cop
 constexpr bool TOGETHER = DIM <= 64;
 constexpr float SLACK = 8.0f;                           // weights up to 256
 
-// What a thread has of a tile's rows and 64 columns: of each eight columns two of its first row, then of the one eight
-// further.
-typedef float Sums[8][4];
 typedef u32 Weights[KEYS / 16][4];
 
 // Where a slice of a row lies: as `described` (wgmma.cuh) says.
@@ -48,28 +49,6 @@ template <int LEFT> __device__ __forceinline__ void copies_have_come() {
 
 __device__ __forceinline__ void store_shared(u32 to, u32 two) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(two) : "memory");
-}
-
-#define C(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define ALL C(0), C(1), C(2), C(3), C(4), C(5), C(6), C(7)
-
-// Requests the product of all warps' rows of 16 inputs with 64 columns, and adds it to the sums if `adds` is not 0. Inputs
-// of the right side lie in a row, or are the rows (TURNED).
-template <int TURNED> __device__ __forceinline__ void multiply(Sums& c, const u32 (&a)[4], u64 b, int adds) {
-#define PRODUCT(TYPE)                                                                                         \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32" TYPE TYPE \
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"                    \
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31},"          \
-                 " {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"                                                \
-                 : ALL : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(TURNED))
-    if (X_TYPE == BFLOAT16) PRODUCT(".bf16");
-    else PRODUCT(".f16");
-}
-
-// Lets the compiler know that products change the sums behind its back, and read the left side.
-__device__ __forceinline__ void fence(Sums& c) { asm volatile("" : ALL::"memory"); }
-__device__ __forceinline__ void fence(u32 (&a)[4]) {
-    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
 
 // Requests the scores of a stage's keys.

@@ -2,7 +2,8 @@
 
 Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Whole
 tiles of keys that all of a tile's rows see have a loop of their own, in which nothing is masked; not in float32, whose
-loops take a GPU's compiler long.
+loops take a GPU's compiler long. Rows of 16 bits without a bias or a variant have a kernel of their own on compute
+capability 9.0 (prefill_flash.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.kernels import prefill_flash
 from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_scale
 from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
@@ -200,6 +202,8 @@ def prefill_attention(
     rows, heads, dim = q.shape
     assert q.stride(1) == dim and q.stride(2) == 1, "heads of a row must be contiguous"
     assert bias is None or bias.is_contiguous()
+    if prefill_flash.fits(q, kv, tiles, bias, variant):
+        return prefill_flash.attention(q, kv, tables, tiles, scale)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     shape = shape_of(q, kv, bias)
     _attend[(len(tiles), heads // shape.together)](

@@ -1,5 +1,5 @@
-// What products share (gemv.cu, gemm.cu): types and activations by number, boxes that are copied to shared memory, the
-// barriers that tell of them, and the wait for other kernels.
+// What products share (gemv.cu, gemm.cu), behind barriers.cuh: types and activations by number, boxes that are copied to
+// shared memory, and the wait for other kernels.
 //
 // Defined when it is compiled: ACT, see the list.
 
@@ -19,27 +19,6 @@ typedef unsigned int u32;
 struct alignas(64) TensorMap { char opaque[128]; };
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    } while (!done);
-}
 
 // Requests the box of a matrix at a row and a line.
 __device__ __forceinline__ void copy(u32 to, const TensorMap* matrix, int row, int line, u32 barrier) {

@@ -1,5 +1,5 @@
-// What kernels of attention share (attend.cu, attend_group.cu, packed_flash.cu): 16 bytes of values at once, as copies and in
-// registers.
+// What kernels of attention share (attend.cu, attend_group.cu, packed_flash.cu, prefill_flash.cu): 16 bytes of values at once,
+// as copies and in registers.
 //
 // Defined when it is compiled: X_TYPE (see the list).
 

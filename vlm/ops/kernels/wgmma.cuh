@@ -1,5 +1,5 @@
 // Products of four warps together, whose right side lies in shared memory (compute capability 9.0 alone; gemm.cu,
-// packed_flash.cu).
+// packed_flash.cu, prefill_flash.cu).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
