@@ -22,7 +22,7 @@ TYPES = [torch.float16, torch.bfloat16]
 HEADS = [(3, 3), (4, 2), (6, 2), (16, 2)]  # of queries, of keys and values
 Chunk = tuple[int, int, int]  # slot, first position, rows
 WHOLE = ((2, 0, 70), (0, 0, 1), (5, 0, 64), (1, 0, 65), (4, 0, 300), (3, 0, 128))
-LATER = ((0, 21, 5), (2, 140, 70), (1, 64, 130), (3, 255, 1), (4, 192, 129), (6, 37, 200), (5, 511, 3))
+LATER = ((0, 21, 5), (2, 140, 70), (1, 64, 130), (3, 255, 1), (4, 192, 129), (6, 37, 200), (5, 511, 3), (7, 58, 99))
 CHUNKS = [WHOLE, LATER, ((0, 0, 1),), ((0, 127, 1),), ((0, 128, 1),), ((3, 0, 600),), ((3, 350, 250), (1, 0, 600))]
 SHAPES = [
     prefill_flash.Shape(64, 2, wide=False, turns=False),
