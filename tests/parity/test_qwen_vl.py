@@ -285,7 +285,7 @@ def test_slivers_and_videos_are_refused(published):
 
 
 def _images_of(settings: dict, folder):
-    from visual_engines.families.qwen_vl import QWEN_IMAGES
+    from visual_engines.families.qwen_images import QWEN_IMAGES
 
     settings = {"image_processor_type": "Qwen2VLImageProcessor", **settings}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))

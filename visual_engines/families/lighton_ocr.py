@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlm.registry.images import ImageProcessorSpec, Settings
+from visual_engines.families.pixtral_images import PIXTRAL_IMAGES
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 # a page alone in the user's turn is what the model was trained to read
@@ -23,19 +23,6 @@ TEMPLATE = (
 def is_lighton(config: Mapping[str, Any]) -> bool:
     """Knows the first folders, too, which name Mistral 3's model_type and a class of LightOn's."""
     return config.get("model_type") == "lighton_ocr" or "LightOnOCR" in str(config.get("architectures"))
-
-
-def _settings(image_size: tuple[int, int]) -> dict[str, Any]:
-    return {"size": {"longest_edge": max(image_size)}, "patch_size": 14}
-
-
-def _scale(size: tuple[float, float], settings: Settings) -> float | None:
-    """Returns the factor that brings the longest side to the model's; smaller pictures are not enlarged."""
-    longest = (settings.get("size") or {}).get("longest_edge")
-    return None if longest is None else min(1.0, longest / max(size))
-
-
-PIXTRAL_IMAGES = ImageProcessorSpec("PixtralImageProcessor", default_settings=_settings, scale=_scale)
 
 
 def _lighton_1b() -> dict[str, Any]:

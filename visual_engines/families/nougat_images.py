@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from visual_engines.families.levels import BILINEAR, resized, to_levels
 from visual_engines.families.page_margin import THRESHOLD, content_box
 from vlm.registry.images import (
     NOT_ARGUMENTS,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAMPLED = 500  # pixels of the shorter side, or some more, tell how large the content is
-BILINEAR = 2  # of PIL.Image.Resampling
 NORMALIZED = {
     "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": (0.485, 0.456, 0.406),
     "image_std": (0.229, 0.224, 0.225), "resample": BILINEAR,
@@ -51,13 +51,13 @@ class PageProcessor:
 
     def _processed(self, picture: np.ndarray) -> Tensor:
         frame = self.size["height"], self.size["width"]
-        page = _levels(_cropped(picture) if self.do_crop_margin else picture)
+        page = to_levels(_cropped(picture) if self.do_crop_margin else picture)
         if self.do_align_long_axis:
             page = _aligned(page, frame)
         if self.do_resize:
-            page = _resized(page, _with_short_side(page, min(frame)), "bilinear")
+            page = resized(page, _with_short_side(page, min(frame)), "bilinear")
         if self.do_thumbnail:
-            page = _resized(page, _within(page, frame), "bicubic")
+            page = resized(page, _within(page, frame), "bicubic")
         return (_padded(page, frame) if self.do_pad else page)[0].contiguous()
 
 
@@ -86,19 +86,12 @@ def _by_transformers(settings: Settings) -> Transform:
 
     class Processor(NougatImageProcessor):
         def crop_margin(self, image: Tensor, gray_threshold: int = THRESHOLD) -> Tensor:
-            return _levels(_cropped(image.permute(1, 2, 0).contiguous().numpy()))[0]
+            return to_levels(_cropped(image.permute(1, 2, 0).contiguous().numpy()))[0]
 
         def align_long_axis(self, image: Tensor, size: Any) -> Tensor:  # the class's own turns colors into rows
             return _aligned(image, (size.height, size.width))
 
     return transform_by(Processor, settings)
-
-
-def _levels(picture: np.ndarray) -> Tensor:
-    """[H, W, 3] uint8 -> [1, 3, H, W] in the order of the picture's bytes, in which resizing is fastest"""
-    import torch
-
-    return torch.from_numpy(picture.copy())[None].permute(0, 3, 1, 2)
 
 
 def _cropped(picture: np.ndarray) -> np.ndarray:
@@ -129,28 +122,6 @@ def _within(page: Tensor, frame: tuple[int, int]) -> tuple[int, int]:
     if height > width:
         return within[0], int(width * within[0] / height)
     return (int(height * within[1] / width), within[1]) if width > height else within
-
-
-def _resized(page: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Scales to (height, width) with antialiasing: in 8 bits where torch has it for the processor, as torchvision
-    does."""
-    import torch
-    from torch.nn.functional import interpolate
-
-    if tuple(page.shape[2:]) == size:
-        return page
-    is_native = mode == "bicubic" or _has_native_bilinear()
-    levels = page if is_native else page.contiguous().float()
-    scaled = interpolate(levels, size, mode=mode, align_corners=False, antialias=True)
-    return scaled if is_native else scaled.round_().to(torch.uint8)
-
-
-def _has_native_bilinear() -> bool:
-    import platform
-
-    import torch
-
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
 
 
 def _padded(page: Tensor, frame: tuple[int, int]) -> Tensor:

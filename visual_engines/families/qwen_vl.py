@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visual_engines.families.mineru import MINERU
-from vlm.errors import ImageError
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest, transform_by
+from visual_engines.families.qwen_images import QWEN_IMAGES
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
 
 TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
@@ -43,95 +36,6 @@ PAGE_PROMPTS = {
         "9/22</page_number>. Prefer using ☐ and ☑ for check boxes."
     ),
 }
-SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}  # where the settings do not say
-SLIMMEST = 200  # longest side over shortest that its processor takes
-LEAST_PIXELS = 56 * 56  # as published; the class itself has fewer at most
-
-
-def _settings(image_size: tuple[int, int]) -> dict[str, Any]:
-    return {"min_pixels": LEAST_PIXELS, "max_pixels": math.prod(image_size)}
-
-
-def _load(name: str, settings: Settings) -> Transform:
-    """Returns what transformers' class does with one image, its patches put together again: whole squares of one frame,
-    which it scales alike and moves in a third of the time that it takes for their patches in two equal frames."""
-    import transformers
-
-    _check_sizes(settings)
-    square = _square(settings)
-    one = {"patch_size": square, "merge_size": 1, "temporal_patch_size": 1}
-    return transform_by(getattr(transformers, name), {**settings, **one}, _pixels, square=square)
-
-
-def _check_sizes(settings: Settings) -> None:
-    """Raises ValueError for sizes that the class could not cut patches by, which it is not told."""
-    for name in SIZES:
-        size = settings.get(name)
-        if size is not None and not (isinstance(size, int) and size > 0):
-            raise ValueError(f"{name} is {size}; it must be a whole number above 0")
-
-
-def _square(settings: Settings) -> int:
-    """Returns the pixels a side of what becomes one row of the language model."""
-    return _size(settings, "patch_size") * _size(settings, "merge_size")
-
-
-def _size(settings: Settings, name: str) -> int:
-    return settings.get(name) or SIZES[name]
-
-
-def _pixels(processed: Mapping[str, Any], settings: Settings) -> Tensor:
-    """Squares [rows · columns, C · side²] -> [1, C, H, W]"""
-    side = settings["patch_size"]
-    [[_, rows, columns]] = processed["image_grid_thw"].tolist()
-    squares = processed["pixel_values"].view(rows, columns, -1, side, side)
-    return squares.permute(2, 0, 3, 1, 4).reshape(1, -1, rows * side, columns * side)
-
-
-def _checked(image: Image.Image, settings: Settings) -> Image.Image:
-    """Raises ImageError for an image that the processor does not take: a slim one, and one that it does not scale and
-    cannot divide."""
-    sides = image.size
-    if not settings.get("do_resize", True):
-        if any(side % _square(settings) for side in sides):
-            raise ImageError(
-                f"an image is {sides[0]} × {sides[1]} pixels; this model's preprocessor_config.json scales none"
-                f" (do_resize: false) and takes sides that are multiples of {_square(settings)}: scale or crop it."
-            )
-        return image
-    if max(sides) > SLIMMEST * min(sides):
-        raise ImageError(
-            f"an image is {sides[0]} × {sides[1]} pixels; this model reads those that are at most {SLIMMEST} times as"
-            " long as wide: cut it into parts."
-        )
-    return image
-
-
-def _scale(size: tuple[float, float], settings: Settings) -> float | None:
-    """Returns the factor that brings an image into the range of pixels; None where none is scaled."""
-    if not settings.get("do_resize", True):
-        return None
-    said, pixels = settings.get("size") or {}, size[0] * size[1]
-    least = settings.get("min_pixels") or said.get("shortest_edge") or LEAST_PIXELS
-    most = settings.get("max_pixels") or said.get("longest_edge") or 28 * 28 * 1280
-    return math.sqrt(min(max(pixels, least), most) / pixels)
-
-
-def _sides(settings: Settings) -> dict[str, float]:
-    """Returns the pixels a side of the squares that settings scale to, and of the smallest."""
-    pixels = {name: largest(settings.get(name)) for name in ("size", "min_pixels", "max_pixels")}
-    square = math.prod(settings.get(name) or 1 for name in SIZES)
-    return {name: math.sqrt(count) for name, count in pixels.items()} | {"patch_size": square}
-
-
-QWEN_IMAGES = ImageProcessorSpec(
-    "Qwen2VLImageProcessor",
-    load=_load,
-    default_settings=_settings,
-    prepare=_checked,
-    sides=_sides,
-    scale=_scale,
-)
 
 
 def _qwen25_3b() -> dict[str, Any]:
