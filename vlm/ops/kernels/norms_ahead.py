@@ -75,7 +75,20 @@ class Norm:
         self.compute(self, rounding)
 
 
-class NormsAhead(TorchDispatchMode):
+class _Launching:
+    """Launches what waits ahead of torch's operations. A class of its own: torch has its compiler leave alone what a
+    mode's class itself defines, and imports it for that when the first operation comes, which takes seconds."""
+
+    def launch(self) -> None:
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_harmless(func):
+            self.launch()
+        return func(*args, **(kwargs or {}))
+
+
+class NormsAhead(_Launching, TorchDispatchMode):
     """Within it a norm of one row is computed by the product that takes the row, if that is launched next. Where
     `rounded_from` rows and more are rounded, a norm or an activation of so many ends with that.
 
@@ -106,11 +119,6 @@ class NormsAhead(TorchDispatchMode):
         if error is None:
             self.launch()
         self._waiting = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_harmless(func):
-            self.launch()
-        return func(*args, **(kwargs or {}))
 
     def awaits(self, rows: Tensor) -> bool:
         """Says whether rows may wait for who rounds them."""
