@@ -147,6 +147,9 @@ COMMANDS = (
     ("lightonocr-1b-fp8", 160,
      "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --backend torch-fp8+kv-fp8 --batch-size 64 "
      "--input-output-len 16,800 --image-size 1190x1540 --no-hf --repeats 3 --profile"),
+    ("lightonocr-1b-fp8-visual", 160,
+     "prompt --arch lightonocr-1b --random-weights --dtype bfloat16 --backend torch-fp8+visual+kv-fp8 --batch-size 64 "
+     "--input-output-len 16,800 --image-size 1190x1540 --no-hf --repeats 3 --profile"),
     ("qwen2.5-vl-3b-640x360", 220,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3 --profile"),
