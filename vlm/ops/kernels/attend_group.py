@@ -98,12 +98,12 @@ def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: in
 
 
 def _cluster_of_many(pairs: int, tokens: int, processors: int) -> int:
-    """Returns the cluster of programs of many warps, one a processor: as large as possible of long contexts, where few
-    or many of them are busy then; 0: those of four are faster."""
+    """Returns the cluster of programs of many warps, one a processor, where they are faster than those of four: of
+    few long contexts, and where a quarter of the processors and more have a context each; 0 elsewhere."""
     is_long = tokens > LONG
     if is_long and LARGEST * pairs <= CLUSTERED * processors:
         return LARGEST
-    if processors < LARGEST // 2 * pairs <= LARGEST // 2 * processors:
+    if processors / 4 < pairs <= processors:
         return 2 if is_long and 2 * pairs <= processors else 1
     return 0
 
