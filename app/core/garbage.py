@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from vlm.garbage import without_collections
+
 _lock = Lock()
 _usual: list[tuple[int, int, int]] = []  # what held before each `rarely` that has not ended
 
@@ -20,14 +22,9 @@ def exempt() -> None:
 def importing() -> Iterator[None]:
     """Collects nothing during imports, and exempts what they have made: with torch those are 300,000 objects, which
     stay."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collections():
         yield
         gc.freeze()
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

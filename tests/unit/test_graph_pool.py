@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from vlm.executor.graph_pool import without_collections
+from vlm.garbage import without_collections
 
 
 class Cycle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from vlm.garbage import without_collections
 
 Result = TypeVar("Result", Tensor, None)
 MAX_GRAPH_SHAPES = 16  # of images whose passes are graphs; those of others run as they are
@@ -67,25 +68,13 @@ class GraphPool:
         torch.cuda.synchronize(self.device)
         if torch.cuda.mem_get_info(self.device)[0] < ROOM:
             torch.cuda.empty_cache()
+        # graphs of a model that was closed may be among what is collected, and CUDA ends a capture in which one goes
         with torch.cuda.stream(self._stream), without_collections():
             graph.capture_begin(pool=self.pool)
             try:
                 yield
             finally:
                 graph.capture_end()
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Has no garbage collected in its block: graphs of a model that was closed may be among it, and CUDA ends a capture
-    in which one is destroyed."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class GraphShapes:
