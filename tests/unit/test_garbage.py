@@ -1,4 +1,4 @@
-"""Garbage that was exempt from collections, until it is collected."""
+"""Garbage that is not collected: what was exempt, what a block makes, what a load leaves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from vlm.garbage import without_collections
 from vlm_app.core.garbage import collect, exempt, importing, rarely
 
 
@@ -73,3 +74,17 @@ def test_models_may_be_loaded_at_the_same_time():
     assert gc.get_threshold()[0] == 100 * usual[0]
     loads[1].__exit__(None, None, None)
     assert gc.get_threshold() == usual
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_collected_in_a_block(was_enabled):
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError), without_collections():
+            closed = weakref.ref(Node())
+            many = [[] for _ in range(50 * gc.get_threshold()[0])]
+            assert closed() is not None and many
+            raise KeyError
+        assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()
