@@ -42,12 +42,7 @@ __device__ __forceinline__ int value_of(int eight, int n) {
     return IN_8_BITS ? n * 16 + eight : (n + eight / 8 * 8) * 8 + eight % 8;
 }
 
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 r;
-    if (IN_BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
+__device__ __forceinline__ u32 pack(float low, float high) { return packed<IN_BFLOAT16>(low, high); }
 
 __device__ __forceinline__ void load_two(u32 from, float (&to)[2]) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(from) : "memory");
@@ -250,15 +245,6 @@ struct Rows {
         }
     }
 };
-
-__device__ __forceinline__ void store_shared(u32 to, const Vector& x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                 ::"r"(to), "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3]) : "memory");
-}
-
-__device__ __forceinline__ void store_float(u32 to, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-}
 
 // A number where a program of the cluster has this address.
 __device__ __forceinline__ float float_of(int program, u32 at) {

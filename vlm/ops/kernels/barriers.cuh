@@ -1,4 +1,5 @@
-// Barriers in shared memory that tell of copies, and of what has been read (gemv.cu, gemm.cu, prefill_flash.cu).
+// Barriers in shared memory that tell of copies, and of what has been read, and the wait for other kernels (gemv.cu, gemm.cu,
+// prefill_flash.cu).
 
 typedef unsigned int u32;
 
@@ -22,3 +23,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
             : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (!done);
 }
+
+// Waits until the kernels ahead of this one have ended, and what they wrote can be read.
+__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

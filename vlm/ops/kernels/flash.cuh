@@ -1,4 +1,4 @@
-// Products of attention whose left side is in registers (packed_flash.cu, prefill_flash.cu), behind wgmma.cuh.
+// Products of attention whose left side is in registers (packed_flash.cu, prefill_flash.cu), behind vectors.cuh and wgmma.cuh.
 //
 // Defined before it is included: IN_BFLOAT16 (products; others are in float16).
 
@@ -49,4 +49,36 @@ __device__ __forceinline__ u64 described(u32 at, u32 apart) {
 __device__ __forceinline__ void fence(Sums& c) { asm volatile("" : ALL(c)::"memory"); }
 __device__ __forceinline__ void fence(u32 (&a)[4]) {
     asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+
+// Does so for several of them.
+template <int N> __device__ __forceinline__ void fence(Sums (&several)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) fence(several[i]);
+}
+template <int N> __device__ __forceinline__ void fence(u32 (&several)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) fence(several[i]);
+}
+
+template <int N> __device__ __forceinline__ void clear(Sums (&several)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) several[n][i][j] = 0.0f;
+}
+
+// Loads `there` rows of 16 N values from this thread's first one on, as the left side of products; of others zeros.
+template <int N>
+__device__ __forceinline__ void load_rows(u32 (&to)[N][4], const unsigned short* x, i64 x_row, int there) {
+    const int part = threadIdx.x % 4;
+#pragma unroll
+    for (int k = 0; k < N; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = i % 2 * 8, column = 16 * k + i / 2 * 8 + 2 * part;
+            to[k][i] = row < there ? *(const u32*)(x + row * x_row + column) : 0;
+        }
 }

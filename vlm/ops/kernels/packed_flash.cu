@@ -47,10 +47,6 @@ template <int LEFT> __device__ __forceinline__ void copies_have_come() {
     __syncthreads();
 }
 
-__device__ __forceinline__ void store_shared(u32 to, u32 two) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(two) : "memory");
-}
-
 // Requests the scores of a stage's keys.
 __device__ __forceinline__ void multiply_keys(Sums& scores, const u32 (&query)[DIM / 16][4], u32 keys) {
 #pragma unroll
@@ -77,35 +73,15 @@ struct Rows {
 
     // Queries of `there` rows from this thread's first one on; of others zeros.
     __device__ __forceinline__ Rows(const unsigned short* q, i64 q_row, int there) {
-        const int part = threadIdx.x % 4;
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = i % 2 * 8, column = 16 * k + i / 2 * 8 + 2 * part;
-                query[k][i] = row < there ? *(const u32*)(q + row * q_row + column) : 0;
-            }
-#pragma unroll
-        for (int i = 0; i < SLICES; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) sums[i / 8][i % 8][j] = 0.0f;
+        load_rows(query, q, q_row, there), clear(sums);
 #pragma unroll
         for (int r = 0; r < 2; r++) most[r] = __uint_as_float(0xFF800000u), total[r] = 0.0f;
     }
 
     // Lets the compiler know what products change behind its back, or read.
     template <bool VALUES, bool FURTHER> __device__ __forceinline__ void fence_products() {
-        if (VALUES) {
-#pragma unroll
-            for (int k = 0; k < KEYS / 16; k++) fence(weights[k]);
-#pragma unroll
-            for (int line = 0; line < LINES; line++) fence(sums[line]);
-        }
-        if (FURTHER) {
-#pragma unroll
-            for (int k = 0; k < DIM / 16; k++) fence(query[k]);
-            fence(scores);
-        }
+        if (VALUES) fence(weights), fence(sums);
+        if (FURTHER) fence(query), fence(scores);
     }
 
     // Requests products: of weights with VALUES, of queries with FURTHER keys.

@@ -76,16 +76,6 @@ template <int REGISTERS> __device__ __forceinline__ void take_registers() {
 }
 
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
-__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-__device__ __forceinline__ void store_shared(u32 to, const Vector& x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                 ::"r"(to), "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3]) : "memory");
-}
-
-__device__ __forceinline__ void store_float(u32 to, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-}
 
 __device__ __forceinline__ float log2_of(float x) {
     float r;
@@ -94,12 +84,7 @@ __device__ __forceinline__ float log2_of(float x) {
 }
 
 // Two values as products take them.
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 r;
-    if (IN_BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
+__device__ __forceinline__ u32 pack(float low, float high) { return packed<IN_BFLOAT16>(low, high); }
 
 // A float16, twice.
 __device__ __forceinline__ u32 two_halves(float x) {
@@ -175,18 +160,7 @@ struct Rows {
 
     // Queries of `there` rows from this thread's first one on; of others zeros.
     __device__ __forceinline__ Rows(const unsigned short* q, i64 q_row, int there, float by) {
-        const int part = threadIdx.x % 4;
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = i % 2 * 8, column = 16 * k + i / 2 * 8 + 2 * part;
-                query[k][i] = row < there ? *(const u32*)(q + row * q_row + column) : 0;
-            }
-#pragma unroll
-        for (int i = 0; i < SLICES; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) sums[i / 8][i % 8][j] = 0.0f;
+        load_rows(query, q, q_row, there), clear(sums);
 #pragma unroll
         for (int r = 0; r < 2; r++) scale[r] = by, most[r] = __uint_as_float(0xFF800000u), total[r] = 0.0f;
         if (IN_8_BITS && X_TYPE == BFLOAT16) make_halves();
@@ -240,18 +214,8 @@ struct Rows {
 
     // Lets the compiler know what products change behind its back, or read.
     template <bool VALUES, bool FURTHER> __device__ __forceinline__ void fence_products() {
-        if (VALUES) {
-#pragma unroll
-            for (int k = 0; k < KEYS / 16; k++) fence(weights[k]);
-#pragma unroll
-            for (int i = 0; i < LINES; i++) fence(sums[i]);
-        }
-        if (FURTHER) {
-#pragma unroll
-            for (int k = 0; k < DIM / 16; k++) fence(query[k]);
-#pragma unroll
-            for (int i = 0; i < KEYS / 64; i++) fence(scores[i]);
-        }
+        if (VALUES) fence(weights), fence(sums);
+        if (FURTHER) fence(query), fence(scores);
     }
 
     // Requests products with what a stage has: of queries with FURTHER keys, of weights with VALUES.

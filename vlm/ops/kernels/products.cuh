@@ -1,5 +1,5 @@
 // What products share (gemv.cu, gemm.cu), behind barriers.cuh: types and activations by number, boxes that are copied to
-// shared memory, and the wait for other kernels.
+// shared memory.
 //
 // Defined when it is compiled: ACT, see the list.
 
@@ -37,9 +37,6 @@ __device__ __forceinline__ void copy_streamed(u32 to, const TensorMap* matrix, i
         " [%0], [%1, {%2, %3, %4}], [%5], %6;"
         ::"r"(to), "l"(matrix), "r"(0), "r"(row), "r"(line), "r"(barrier), "l"(EVICT_FIRST) : "memory");
 }
-
-// Waits until the kernels ahead of this one have ended, and what they wrote can be read.
-__device__ __forceinline__ void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 template <int TYPE> __device__ __forceinline__ float value_at(const void* p, int i) {
     if (TYPE == FLOAT32) return ((const float*)p)[i];

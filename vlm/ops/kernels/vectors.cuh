@@ -46,6 +46,19 @@ __device__ __forceinline__ float float_at(u32 shared) {
     return r;
 }
 
+__device__ __forceinline__ void store_shared(u32 to, const Vector& x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3]) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(u32 to, u32 two) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(two) : "memory");
+}
+
+__device__ __forceinline__ void store_float(u32 to, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
 __device__ __forceinline__ float exp2_of(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -63,12 +76,14 @@ __device__ __forceinline__ void unpack_x(u32 two, float& low, float& high) {
     else halves(two, low, high);
 }
 
-__device__ __forceinline__ u32 pack_x(float low, float high) {
+template <bool IN_BFLOAT16> __device__ __forceinline__ u32 packed(float low, float high) {
     u32 r;
-    if (X_TYPE == BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    if (IN_BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+
+__device__ __forceinline__ u32 pack_x(float low, float high) { return packed<X_TYPE == BFLOAT16>(low, high); }
 
 // The largest, or the sum, of what the four lanes of a row have.
 template <bool MAX> __device__ __forceinline__ float of_row(float value) {
