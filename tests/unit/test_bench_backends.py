@@ -118,3 +118,17 @@ def test_a_name_says_what_is_quantized(name, engine, visual, kept):
 @pytest.mark.parametrize("name", ["torch+visual", "torch-fp8+kv-fp8+visual", "torch-fp8+audio"])
 def test_other_names_are_refused(name):
     assert not is_measured(name)
+
+
+@pytest.mark.parametrize("ignore, is_named", [((), False), (("--ignore", "head"), True)])
+def test_an_engine_has_the_name_of_what_is_quantized_in_it(tmp_path, ignore, is_named):
+    arch = tmp_path / "llava.json"
+    arch.write_text(json.dumps(tiny.llava(text={"num_hidden_layers": 1}).config.to_dict()))
+    engine = tmp_path / "engine"
+    built = call("build", "--random-weights", "--arch", arch, "-o", engine, "--quantization", "fp8", *ignore)
+    assert built.exit_code == 0, built.stderr
+    options = ["--device", "cpu", "--input-output-len", "4,2", "--repeats", "1", "--no-hf"]
+    found = call("bench", "prompt", "--model", engine, "--backend", "torch-fp8+visual", *options)
+    assert (found.exit_code == 0) == is_named
+    refusal = "is an engine of torch-fp8; for torch-fp8+visual give what it was built from."
+    assert (refusal in " ".join(found.stderr.split())) != is_named

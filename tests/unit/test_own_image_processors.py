@@ -123,20 +123,19 @@ def test_defaults_are_those_of_the_class(module, spec):
         assert (own or False if ours is False else own) == ours, setting
 
 
-@pytest.mark.parametrize("settings", QWEN_OTHERS, ids=str)
-def test_qwens_settings_of_another_form_are_left_to_the_class(settings, monkeypatch):
+@pytest.mark.parametrize(
+    "module, of_library, spec, settings",
+    [
+        *((qwen_images, "_by_transformers", QWEN_IMAGES, settings) for settings in QWEN_OTHERS),
+        *((pixtral_images, "transformers_class", PIXTRAL_IMAGES, settings) for settings in PIXTRAL_OTHERS),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else getattr(value, "name", ""),
+)
+def test_settings_of_another_form_are_left_to_the_class(module, of_library, spec, settings, monkeypatch):
     calls = []
-    monkeypatch.setattr(qwen_images, "_by_transformers", lambda *arguments: calls.append(arguments))
-    QWEN_IMAGES.load(QWEN_IMAGES.name, settings)
-    assert calls == [(QWEN_IMAGES.name, settings)]
-
-
-@pytest.mark.parametrize("settings", PIXTRAL_OTHERS, ids=str)
-def test_pixtrals_settings_of_another_form_are_left_to_the_class(settings, monkeypatch):
-    calls = []
-    monkeypatch.setattr(pixtral_images, "transformers_class", lambda *arguments: calls.append(arguments))
-    PIXTRAL_IMAGES.load(PIXTRAL_IMAGES.name, settings)
-    assert calls == [(PIXTRAL_IMAGES.name, settings)]
+    monkeypatch.setattr(module, of_library, lambda *arguments: calls.append(arguments))
+    spec.load(spec.name, settings)
+    assert calls == [(spec.name, settings)]
 
 
 @pytest.mark.parametrize("settings", [{"resample": 1}, {"do_rescale": False}, {"image_mean": 0.5}], ids=str)

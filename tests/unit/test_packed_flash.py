@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests import hopper_kit
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend_group, nvrtc, packed_flash
 
@@ -37,9 +36,7 @@ def test_the_cpu_is_for_others(bias):
 @pytest.fixture
 def hopper(monkeypatch):
     """A GPU that takes the kernel."""
-    monkeypatch.setattr(packed_flash.gemm, "is_there", lambda device: True)
-    properties = SimpleNamespace(shared_memory_per_block_optin=227 * 1024)
-    monkeypatch.setattr(packed_flash, "device_properties", lambda index: properties)
+    hopper_kit.pretend(packed_flash, monkeypatch)
 
 
 @pytest.mark.usefixtures("hopper")

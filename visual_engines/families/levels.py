@@ -15,7 +15,7 @@ MODES = {BILINEAR: "bilinear", BICUBIC: "bicubic"}  # that `resized` has
 
 
 def to_levels(picture: np.ndarray) -> Tensor:
-    """[H, W, 3] uint8 -> [1, 3, H, W] in the order of the picture's bytes, in which resizing is fastest"""
+    """Turns [H, W, 3] uint8 -> [1, 3, H, W] in the order of the picture's bytes, in which resizing is fastest"""
     import torch
 
     return torch.from_numpy(picture.copy())[None].permute(0, 3, 1, 2)

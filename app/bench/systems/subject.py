@@ -23,6 +23,7 @@ from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, counted, listed
+from vlm.layers.quant.methods import IGNORE
 from vlm.options import default_flag
 from vlm.parallel.environment import rank_among
 from vlm.registry.catalogs import configs_of, family, match_family
@@ -92,11 +93,17 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     engine = EngineDir.open(path, verify=False)
     name = backend_name(engine.build)
     wanted = config.backends or (name,)
-    if any(MeasuredName.read(each).engine != name for each in wanted):
+    if not all(_names(MeasuredName.read(each), engine.build) for each in wanted):
         raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
     _check_ranks(config, engine)
     rank_among(engine.build.num_ranks, path)
     return dict.fromkeys(wanted, resolve(path, dtype=config.dtype, **limits(configs_of(engine))))
+
+
+def _names(parts: MeasuredName, build: BuildConfig) -> bool:
+    """Says whether a name is that of an engine with this build."""
+    quantizes_visual = "visual" not in (IGNORE if build.ignore is None else build.ignore)
+    return parts.engine == backend_name(build) and (quantizes_visual or not parts.quantizes_visual)
 
 
 def _check_ranks(config: SubjectConfig, engine: EngineDir) -> None:
