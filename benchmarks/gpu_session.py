@@ -98,6 +98,18 @@ COMMANDS = (
     ("flan-t5-xl-260-440", 90,
      "text --arch flan-t5-xl --random-weights --dtype bfloat16 --batch-size 32;64;128 "
      "--input-output-len 440,128 --min-input-len 260 --no-hf --repeats 5 --profile"),
+    ("bart-large-cnn-batch-128", 80,
+     "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 350,128 "
+     "--hf-new-tokens 24 --repeats 5 --hf-repeats 3 --profile"),
+    ("flan-t5-xl-batch-128", 100,
+     "text --arch flan-t5-xl --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 350,128 "
+     "--hf-new-tokens 16 --repeats 5 --hf-repeats 2 --profile"),
+    ("blip2-flan-t5-xl-prompt", 120,
+     "prompt --arch blip2-flan-t5-xl --random-weights --dtype bfloat16 --batch-size 1;8;32 "
+     "--input-output-len 12,30 --repeats 5 --hf-repeats 3"),
+    ("nougat-base-throughput", 110,
+     "throughput --arch nougat-base --random-weights --dtype bfloat16 --batch-size 128 --new-tokens 1000 "
+     "--hf-new-tokens 100 --repeats 3"),
     ("t5-small-batch-128", 70,
      "text --arch t5-small --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 64,64 "
      "--hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),
