@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
+from vlm.processing.tokenization import no_tokenizer
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -30,10 +31,10 @@ def translation(
 ) -> ToInput:
     """Returns what turns a text into an input of the pipeline. InputError where the model needs to be told the
     languages, or cannot be."""
-    if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
-        return _with_codes(
-            pipeline.tokenizer.languages, source, target, prefix=prefix, truncate=truncate, suffix=suffix
-        )
+    if pipeline.tokenizer is None:
+        raise no_tokenizer()
+    if (languages := pipeline.tokenizer.languages) is not None:
+        return _with_codes(languages, source, target, prefix=prefix, truncate=truncate, suffix=suffix)
     if pipeline.family.name == "t5" and prefix is None:
         if source is None or target is None:
             raise InputError("a T5 model is told the languages: give --src-lang en --tgt-lang de (or --prefix).")
@@ -41,7 +42,7 @@ def translation(
     elif source is not None or target is not None:
         if prefix is not None:
             raise InputError("--prefix says the task already; leave --src-lang and --tgt-lang out.")
-        _check_pair(pipeline.tokenizer.pair if pipeline.tokenizer else None, (source, target))
+        _check_pair(pipeline.tokenizer.pair, (source, target))
     return _with_prefix(prefix or "", truncate, suffix)
 
 

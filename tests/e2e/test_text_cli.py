@@ -11,7 +11,7 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 from tests import tiny
-from tests.cli_kit import call
+from tests.cli_kit import call, one_sentence
 from vlm.build.store import packaged_models
 from vlm.processing.tokenization import Tokenizer
 
@@ -44,6 +44,9 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
     run = ("run", "--model", out, "--device", "cpu", "--max-new-tokens", 4)
     result = call(*run, "--text", "a")
     assert result.exit_code == 2 and "no tokenizer; give token ids instead of text: --input-ids FILE" in result.stderr
+    for languages in (), ("--src-lang", "en", "--tgt-lang", "de"):  # what lacks is the tokenizer, not these
+        said = one_sentence(call("translate", "a", "--model", out, "--device", "cpu", *languages))
+        assert "no tokenizer; give token ids" in said
     (tmp_path / "ids.csv").write_text("5,6,1\n")
     result = call(*run, "--input-ids", tmp_path / "ids.csv", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["token_ids"], result.stderr

@@ -14,7 +14,7 @@ from vlm.artifacts.chat_template import read_template
 from vlm.errors import InputError
 from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
 from vlm.processing.image_texts import Grid, ImageTexts
-from vlm.processing.tokenization import Piece, Tokenizer, ids_without
+from vlm.processing.tokenization import Piece, Tokenizer, ids_without, no_tokenizer
 from vlm.registry.spec import ChatFormat
 
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
@@ -100,9 +100,7 @@ class Prompts:
         told of them what is said of an image of `grids[i]`; `given_rows` of the prompt table come before them. `limit`:
         of its part `cut_part` (None: all of it) so many tokens are left out that the others are within."""
         if self.tokenizer is None:
-            raise InputError(
-                "this engine has no tokenizer; give token ids instead of text: --input-ids FILE (input_ids)."
-            )
+            raise no_tokenizer()
         text = text.replace(self.form.placeholder, PLACEHOLDER)
         before, after = self.tokenizer.ends
         told, said = self._told(text, grids, len(image_rows)), text

@@ -26,7 +26,7 @@ from vlm.processing.input_fields import (
 from vlm.processing.prompts import Prompts
 from vlm.processing.questions import with_question
 from vlm.processing.text_stream import StopStrings
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.tokenization import Tokenizer, no_tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.adapters import adapter_id
 from vlm.requests.answer_form import AnswerForm
@@ -297,9 +297,7 @@ class RequestBuilder:
                 "the text is empty; give at least one word." if isinstance(text, str) else "text must be a string."
             )
         if self.tokenizer is None:
-            raise InputError(
-                "this engine has no tokenizer; give token ids instead of text: --input-ids FILE (input_ids)."
-            )
+            raise no_tokenizer()
         rows = rows_of(prompt_table_of(fields), self.source_vocab_size or self.config.vocab_size)
         cut_at = truncation_of(fields, max(0, limit - len(rows)))
         text = self._bounded(text) if cut_at is None else self.tokenizer.shortened(text, cut_at)

@@ -34,6 +34,14 @@ class Piece(NamedTuple):
     end: int = -1
 
 
+def no_tokenizer() -> InputError:
+    """Returns what says that an engine without a tokenizer was given a text."""
+    return InputError(
+        "this engine has no tokenizer; give token ids instead of text: --input-ids FILE (input_ids), or put the"
+        " tokenizer's files beside the model's config.json."
+    )
+
+
 def ids_without(pieces: list[Piece], over: int, span: tuple[int, int], side: str) -> list[int]:
     """Returns the tokens without `over` of those that lie in a span of the text, from its `side` on."""
     inside = [i for i, piece in enumerate(pieces) if span[0] <= piece.start and piece.end <= span[1]]
