@@ -40,3 +40,28 @@ def test_half_precision_attention_at_nougat_size(rows, dtype):
     relative = (found.float() - exact).norm() / exact.norm()
     # rounding of the result alone: 2^-9 of bfloat16, 2^-12 of float16, root mean square below
     assert relative < (3e-3 if dtype == torch.bfloat16 else 4e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 1e-3), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("rows", [1, 2, 8, 32, 200])
+def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
+    """Its padding, which is NaN here, shows neither in the logits nor in what is chosen by them."""
+    from vlm.ops import sample, topk_logprobs
+    from vlm.ops.linear import linear
+    from vlm.ops.padded_rows import padded, with_padding
+
+    torch.manual_seed(0)
+    x, table, bias = (torch.randn(*size, device="cuda") for size in ((rows, 1024), (50257, 1024), (50257,)))
+    x, weight, bias = x.to(dtype), padded((table / 32).to(dtype)), padded(bias.to(dtype))
+    for values in (weight, bias):
+        with_padding(values)[50257:] = torch.nan
+    for added in (None, bias):
+        want = torch.nn.functional.linear(x.double(), weight.double(), None if added is None else added.double())
+        logits = linear(x, weight, added)
+        assert logits.shape == want.shape and (logits - want).norm() < tolerance * want.norm()
+        token, logprob = sample.greedy(logits)
+        assert torch.equal(logits.gather(1, token[:, None])[:, 0], logits.amax(1))
+        torch.testing.assert_close(logprob, sample.log_probability(logits, token), atol=1e-3, rtol=1e-3)
+        values, ids, _ = topk_logprobs.topk_logprobs(logits, 5)
+        assert torch.equal(values, topk_logprobs.reference(logits, 5)[0]) and ids.max() < 50257

@@ -50,12 +50,15 @@ class TorchBackend(Backend):
         self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
     ) -> dict[str, nn.Module]:
         from vlm.layers.adapters.base import AdapterRoom
+        from vlm.layers.heads import with_padded_heads
         from vlm.registry.networks import load_network, mapping_of
 
         check_fp8(engine, runtime, device)
         adapters, networks, mapping = AdapterRoom.from_runtime(runtime), {}, mapping_of(engine, ranks.rank)
         for role in engine.loaded_roles:
             tensors = engine.weights(role, device=device, rank=mapping.of_role(role).rank)
+            if role == "decoder":
+                tensors = with_padded_heads(tensors)
             networks[role] = load_network(engine, role, tensors, device, ranks, adapters=adapters)
         return networks
 

@@ -84,7 +84,7 @@ def _paged_runner(
     """Returns what runs modules, by role, over a paged cache of what memory is left."""
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
     _share_embedding(networks)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    free = _free_bytes(device) if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, mapping=mapping)
     shape = replace(shape, num_self=ranks.hosts.minimum(shape.num_self), num_cross=ranks.hosts.minimum(shape.num_cross))
@@ -97,6 +97,12 @@ def _paged_runner(
         decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs, num_stages=mapping.pp,
         maximum=lambda value: -ranks.hosts.minimum(-value),
     )  # fmt: skip
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Returns the bytes of a GPU that nothing takes, those of weights that networks have given up among them."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _graphs(runtime: RuntimeConfig, device: torch.device, ranks: Ranks) -> GraphPool | None:

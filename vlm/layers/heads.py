@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
+from vlm.ops.padded_rows import VECTOR, padded
 from vlm.parallel.collectives import Collectives
 from vlm.parallel.mapping import Shard
 
@@ -49,7 +52,7 @@ class TiedHead(nn.Module):
         weight = self._embedding[0].weight
         if self.shard.size == 1:
             return weight
-        share = _share(len(weight), self.shard)
+        share = _even_share(len(weight), self.shard)
         return weight[self.shard.rank * share : (self.shard.rank + 1) * share]
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
@@ -61,7 +64,7 @@ class TiedHead(nn.Module):
             return self.method.apply(self, x, bias)
         vocab_size = self._embedding[0].num_embeddings
         y = self.method.apply(self, x, None)
-        y = F.pad(y, (0, _share(vocab_size, self.shard) - y.shape[1]))  # the last rank may have fewer
+        y = F.pad(y, (0, _even_share(vocab_size, self.shard) - y.shape[1]))  # the last rank may have fewer
         return _gathered(y, bias, vocab_size=vocab_size, collectives=self.collectives)
 
 
@@ -82,6 +85,12 @@ def _share(vocab_size: int, shard: Shard) -> int:
     return -(-vocab_size // shard.size)
 
 
+def _even_share(vocab_size: int, shard: Shard) -> int:
+    """Returns the same in whole vectors, where the last rank has some score then."""
+    even = -(-vocab_size // (VECTOR * shard.size)) * VECTOR
+    return even if even * (shard.size - 1) < vocab_size else _share(vocab_size, shard)
+
+
 def _gathered(y: Tensor, bias: Tensor | None, *, vocab_size: int, collectives: Collectives) -> Tensor:
     """Returns the scores [R, V] of which each rank has its part y, the last one's filled up."""
     scores = collectives.all_gather(y)[:, :vocab_size]
@@ -95,3 +104,16 @@ def output_head(embedding: nn.Embedding, *, tied: bool, context: ModelContext) -
     if tied:
         return TiedHead(embedding, context)
     return Head(embedding.embedding_dim, embedding.num_embeddings, context=context)
+
+
+def with_padded_heads(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a network's tensors, which are to be its own: what its head multiplies with and adds has padding (see
+    vlm.ops.padded_rows) where its product is faster so. Shapes and values stay."""
+    is_tied = not any(name.startswith("head.") for name in tensors)
+    names = {"embedding.weight" if is_tied else "head.weight", "logits_bias"}
+    own = {name for name in names & {*tensors} if _is_faster_padded(tensors[name])}
+    return {name: padded(values) if name in own else values for name, values in tensors.items()}
+
+
+def _is_faster_padded(values: Tensor) -> bool:
+    return values.is_cuda and values.element_size() == 2 and len(values) % VECTOR != 0

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from vlm.ops.activated import activated
 from vlm.ops.activation import Activation
+from vlm.ops.padded_rows import VECTOR, with_padding
 
-VECTOR = 8  # values of 16 bits in 16 bytes
 MANY = 256  # rows from which on a copy of both sides costs less than it saves
 
 
@@ -34,6 +34,14 @@ def linear(
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
+    """Returns x weightᵀ + bias by the library; where both sides have padding their results are a view of wider rows."""
+    wide, wide_bias = with_padding(weight), None if bias is None else with_padding(bias)
+    if len(wide) > len(weight) and (wide_bias is None or len(wide_bias) == len(wide)):
+        return _library(x, wide, wide_bias, out_fp32)[..., : len(weight)]
+    return _library(x, weight, bias, out_fp32)
+
+
+def _library(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
     if not out_fp32 or x.dtype != torch.float16:
         return F.linear(*_in_whole_vectors(x, weight), bias)
     if x.is_cuda:
