@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vlm.convert.config_reader import ConfigReader
 from vlm.layers.context import ModelContext
+from vlm.layers.convolution import Conv2d
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
 
@@ -47,7 +48,7 @@ class PatchEmbed(nn.Module):
         norm: nn.Module | None = None,
     ):
         super().__init__()
-        self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
+        self.proj = Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
         self.norm = norm or nn.Identity()
 
     def forward(self, pixel_values: Tensor) -> Tensor:

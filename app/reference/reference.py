@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import InputError
+from vlm.layers.convolution import whole_float32
 from vlm_app.reference.huggingface import image_inputs, language_part, model_class, quiet
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Reference:
         model, inputs = self._inputs(request)
         prompt = len(request.decoder_prompt_token_ids)
         params, limit = request.params, self._limit(request)
-        with torch.inference_mode():
+        with torch.inference_mode(), whole_float32():
             out = model.generate(
                 **inputs, do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping, repetition_penalty=1.0, no_repeat_ngram_size=0,
@@ -54,7 +55,7 @@ class Reference:
     def log_probabilities(self, request: Request, token_ids: list[int]) -> Tensor:
         """Returns all tokens' log-probabilities at each place of `token_ids`, from one pass: [tokens, vocabulary]."""
         model, inputs = self._inputs(request, token_ids[:-1])
-        with torch.inference_mode():
+        with torch.inference_mode(), whole_float32():
             logits = model(**inputs).logits[0, -len(token_ids) :]
         return logits.float().log_softmax(-1).cpu()
 

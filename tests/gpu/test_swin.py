@@ -23,8 +23,7 @@ def encoders(shape: dict, dtype: torch.dtype):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @torch.inference_mode()
-def test_float32_features(shape, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_float32_features(shape):
     plain, fast = encoders(shape, torch.float32)
     pixels = torch.randn(3, 3, *plain.config.image_size)
     want = plain(pixels)

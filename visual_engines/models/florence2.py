@@ -17,6 +17,7 @@ from visual_engines.layers import Mlp, window_partition, window_reverse
 from visual_engines.models.florence2_config import FlorenceVisionConfig, parse
 from vlm.convert.rules import Apply, Rename, Transpose
 from vlm.layers.context import ModelContext
+from vlm.layers.convolution import Conv2d
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.layers.quant.producer import Producer
@@ -31,7 +32,7 @@ class PatchEmbed(nn.Module):
         width, before = config.embed_dim[stage], (config.num_channels, *config.embed_dim)[stage]
         self.norm_first = config.patch_prenorm[stage]
         side, stride, padding = (x[stage] for x in (config.patch_size, config.patch_stride, config.patch_padding))
-        self.proj = nn.Conv2d(before, width, side, stride, padding)
+        self.proj = Conv2d(before, width, side, stride, padding)
         self.norm = LayerNorm(before if self.norm_first else width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class HalfBlock(nn.Module):
     def __init__(self, config: FlorenceVisionConfig, stage: int, attention: nn.Module, context: ModelContext):
         super().__init__()
         width = config.embed_dim[stage]
-        self.conv1, self.conv2 = (nn.Conv2d(width, width, 3, padding=1, groups=width) for _ in range(2))
+        self.conv1, self.conv2 = (Conv2d(width, width, 3, padding=1, groups=width) for _ in range(2))
         self.norm1, self.norm2 = LayerNorm(width), LayerNorm(width)
         self.attention = attention
         self.mlp = Mlp(width, int(width * config.mlp_ratio), config.activation, context=context)
@@ -105,7 +106,7 @@ class HalfBlock(nn.Module):
         return x + self.mlp(y)
 
 
-def _convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
+def _convolved(conv: Conv2d, x: Tensor) -> Tensor:
     return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
 
 

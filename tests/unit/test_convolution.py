@@ -1,0 +1,54 @@
+"""Convolutions of float32 take all of its bits, and leave to the process what it has set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vlm.layers import convolution
+from vlm.layers.convolution import Conv2d, whole_float32
+
+
+@pytest.fixture(params=[True, False])
+def setting(request, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", request.param)
+    return request.param
+
+
+def allowed() -> bool:
+    return torch.backends.cudnn.allow_tf32
+
+
+def test_what_was_set_comes_back(setting):
+    with whole_float32():
+        with whole_float32():
+            assert not allowed()
+        assert not allowed(), "the inner one is not the last"
+    assert allowed() == setting
+    with pytest.raises(ZeroDivisionError), whole_float32():
+        raise ZeroDivisionError
+    assert allowed() == setting
+
+
+def test_others_of_another_thread_are_still_within(setting):
+    """Ends in the order in which two threads began."""
+    first, second = whole_float32(), whole_float32()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not allowed()
+    second.__exit__(None, None, None)
+    assert allowed() == setting
+
+
+@pytest.mark.parametrize("dtype, whole", [(torch.float32, True), (torch.float16, False)])
+def test_a_layer_convolves_within(setting, dtype, whole, monkeypatch):
+    """A tensor that says it is a GPU's, and a convolution that says what holds meanwhile."""
+    seen, pixels = [], torch.zeros(1, 3, 4, 4, dtype=dtype)
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda layer, x: seen.append(allowed()))
+    layer = Conv2d(3, 8, 2, 2)
+    layer.forward(pixels)
+    monkeypatch.setattr(convolution, "_takes_fewer_bits", lambda x: x.dtype == torch.float32)
+    layer.forward(pixels)
+    assert seen == [setting, setting and not whole] and allowed() == setting

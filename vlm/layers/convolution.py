@@ -1,0 +1,56 @@
+"""Convolutions of float32 in all of its bits: cuDNN's take 10 of the 23 of each value unless torch is told otherwise,
+which it is for the whole process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Lock
+
+import torch
+from torch import Tensor, nn
+
+
+class _Within:
+    """How many are within `whole_float32`, of any threads, and what held before the first."""
+
+    def __init__(self) -> None:
+        self.lock, self.count, self.before = Lock(), 0, True
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.count == 0:
+                self.before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+            self.count += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.count -= 1
+            if self.count == 0:
+                torch.backends.cudnn.allow_tf32 = self.before
+
+
+_within = _Within()
+
+
+@contextmanager
+def whole_float32() -> Iterator[None]:
+    """Has convolutions that are launched within take float32 as it is. What the process has set comes back behind the
+    last of those that are within at once."""
+    _within.enter()
+    try:
+        yield
+    finally:
+        _within.leave()
+
+
+class Conv2d(nn.Conv2d):
+    """Convolves with as many bits as its weights have."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with whole_float32() if _takes_fewer_bits(input) else nullcontext():
+            return super().forward(input)
+
+
+def _takes_fewer_bits(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.float32
