@@ -71,7 +71,10 @@ class Job:
         if is_idle and self._ahead is not None:
             self._ahead.begin()
             use = self._ahead.take
-        for index, request in self._inputs.ready(is_idle, use):
+        inputs = self._inputs.ready(is_idle, use)
+        if use is not None and self._ahead is not None:
+            self._ahead.encode()  # before requests are added: the device has work meanwhile
+        for index, request in inputs:
             try:
                 ids = self._loop.add(samples_of(request.result()))
             except VlmError as error:
