@@ -61,7 +61,7 @@ class Job:
             yield from self._added()
             for update in self._loop.step() if self._waiting else ():
                 yield from self._taken(update)
-            self._outputs.begin(self._ended)
+            self._outputs.begin(self._ended, awaited=not self._waiting)
             self._ended = []
             yield from self._read()
 

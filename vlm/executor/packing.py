@@ -149,6 +149,13 @@ class PackedChunks:
     def num_rows(self) -> int:
         return self.rows.shape[1]
 
+    def token_ids(self) -> Iterator[Array]:
+        """Yields those of each chunk."""
+        begin = 0
+        for _, _, count in self.chunks:
+            yield self.rows[0, begin : begin + count]
+            begin += count
+
     def to_device(self, device: torch.device) -> PackedInputs:
         return self.inputs(device).to_device(device)
 

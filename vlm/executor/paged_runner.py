@@ -87,7 +87,8 @@ class PagedRunner:
 
     def _prefill_part(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
-        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills] if embeds else ()
+        own = (embeds.get(s.id) for s, _ in prefills)
+        parts = list(zip(own, packed_chunks.token_ids(), strict=True)) if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         adapted = any_adapted([s for s, _ in prefills])
         prefill = partial(self._prefill, adapted=adapted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,16 +13,17 @@ from vlm.executor.upload import upload
 from vlm.layers.forward_batch import PromptEmbeds
 
 Parts = Items[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence
+PackedParts = Items[tuple[Tensor | None, npt.NDArray[np.int32]]]  # likewise, of tokens that are packed already
 
 
-def gather_prompt_embeds(parts: Parts, vocab_size: int, device: torch.device) -> PromptEmbeds | None:
+def gather_prompt_embeds(parts: Parts | PackedParts, vocab_size: int, device: torch.device) -> PromptEmbeds | None:
     """Returns the embeddings [n, hidden] of all parts, each (its own embeddings, tokens), and which of them each token
     is; None where no part has any."""
     if all(own is None for own, _ in parts):
         return None
     rows, index, begin = [], [], 0
     for own, tokens in parts:
-        ids = np.array(tokens, np.int32)
+        ids = np.asarray(tokens, np.int32)
         index.append(np.where(ids >= vocab_size, ids + np.int32(begin - vocab_size), np.int32(0)))
         if own is not None:
             rows.append(own)
