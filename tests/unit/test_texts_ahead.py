@@ -26,13 +26,13 @@ def bart(tmp_path_factory) -> Any:
 
 @pytest.fixture
 def recorded(bart, monkeypatch) -> Callable[[], list[str]]:
-    """Has texts begun ahead from 8 tokens on; returns what was called since it was asked last."""
+    """Has texts begun ahead by passes of 15 tokens; returns what was called since it was asked last."""
     calls: list[str] = []
     engine, runner = bart.llm, bart.llm.executor.runner
     for owner, name in ((engine, "add"), (engine, "admit"), (engine, "step"), (runner, "encode_texts")):
         call = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, name=name, call=call: calls.append(name) or call(*args))
-    monkeypatch.setattr(TextsAhead, "of", lambda loop: TextsAhead(loop, 8))
+    monkeypatch.setattr(TextsAhead, "of", lambda loop: TextsAhead(loop, 15))
 
     def taken() -> list[str]:
         own, calls[:] = list(calls), []
@@ -49,8 +49,8 @@ def inputs(*prompt: int) -> list[dict[str, Any]]:
 
 def test_the_first_pass_begins_before_the_last_text_is_there(bart, recorded):
     bart.generate([{"encoder_input_ids": TEXTS[0][:5]} for _ in range(5)], max_new_tokens=1)
-    two = ["add", "add", "admit", "encode_texts"]
-    assert recorded()[:11] == [*two, *two, "add", "step", "encode_texts"]
+    begun = ["admit", "encode_texts"]
+    assert recorded()[:11] == ["add", *begun, "add", "add", "add", *begun, "add", "step", "encode_texts"]
 
 
 @pytest.mark.parametrize("prompt", [(), (2, 7, 9)])
@@ -59,7 +59,7 @@ def test_outputs_are_the_same(bart, monkeypatch, prompt, settings):
     """Of more texts than run at once, too, and of prompts that are to be computed."""
     generate = lambda: [out.token_ids for out in bart.generate(inputs(*prompt), max_new_tokens=6, **settings)]  # noqa: E731
     want = generate()
-    monkeypatch.setattr(TextsAhead, "of", lambda loop: TextsAhead(loop, 8))
+    monkeypatch.setattr(TextsAhead, "of", lambda loop: TextsAhead(loop, 15))
     assert generate() == want and is_empty(bart)
 
 

@@ -10,12 +10,12 @@ from vlm.requests.request import Request
 
 
 class TextsAhead:
-    """Has requests admitted that an engine, which is idle, is given together, as soon as their texts are half a pass:
-    the device is at it for longer than the host prepares as many."""
+    """Has requests admitted that an engine, which is idle, is given together: first as soon as their texts are half a
+    pass, for which the device takes longer than the host for the next ones, then by whole passes."""
 
-    def __init__(self, loop: EngineLoop, least: int):
-        """`least`: tokens of texts that are worth an admission of their own."""
-        self._loop, self._least = loop, least
+    def __init__(self, loop: EngineLoop, most: int):
+        """`most`: tokens of a pass."""
+        self._loop, self._most = loop, most
         self.begin()
 
     @classmethod
@@ -25,15 +25,17 @@ class TextsAhead:
         engine = loop.engine
         if not isinstance(engine, LLMEngine) or engine.encoders.encoder is None or not engine.executor.asynchronous:
             return None
-        return None if engine.encoders.batch_invariant else cls(loop, engine.encoders.max_encoder_tokens // 2)
+        return None if engine.encoders.batch_invariant else cls(loop, engine.encoders.max_encoder_tokens)
 
     def begin(self) -> None:
         """Starts anew: the engine is idle."""
-        self._tokens = 0  # of texts that no admission has begun with
+        self._room = self._most // 2  # of the next pass
+        self._tokens = self._longest = 0  # of texts that no pass has begun with
 
     def take(self, requests: Iterable[Request]) -> None:
         """Takes requests that were added."""
-        self._tokens += sum(len(request.encoder_input_ids or ()) for request in requests)
-        if self._tokens >= self._least:
-            self._tokens = 0
+        lengths = [len(request.encoder_input_ids or ()) for request in requests]
+        self._tokens, self._longest = self._tokens + sum(lengths), max(self._longest, *lengths)
+        if self._tokens + self._longest > self._room:  # the next one might not fit
+            self._room, self._tokens = self._most, 0
             self._loop.admit()
