@@ -57,9 +57,15 @@ class Executor:
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
         """Encodes what newly admitted sequences see and fills their slots."""
         self.runner.reserve(sequences)
-        with self._encoding(sequences):
-            self._make_prompt_embeds([s for s in sequences if s.contents])
+        if with_rows := [s for s in sequences if s.contents]:
+            with self._encoding(sequences):
+                self._make_prompt_embeds(with_rows)
         self.state.admit(sequences, stop_ids)  # the device has begun with the images
+        if self.config.cross_attention:
+            self._encode(sequences)
+
+    def _encode(self, sequences: list[Sequence]) -> None:
+        """Fills the cross-attention's cache."""
         with self._encoding(sequences):
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
