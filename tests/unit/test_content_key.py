@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 
 import numpy as np
 import pytest
 
+from vlm.requests import content_key as hashing
 from vlm.requests.content_key import PIECE, SIZE, content_key
 
 
@@ -34,3 +36,16 @@ def test_a_process_that_was_forked_has_threads_of_its_own():
     key = content_key(content)
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(content_key, (content,)).get(timeout=60) == key
+
+
+def test_who_hashes_waits_for_no_thread_that_is_at_something_else(monkeypatch):
+    content, gate = bytes(range(256)) * (3 * PIECE // 256), threading.Event()
+    key, helpers = content_key(content), hashing._helpers()
+    monkeypatch.setattr(helpers, "size", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(helpers, "_pool", hashing.ThreadPoolExecutor(1))
+        helpers._pool.submit(gate.wait, 60)
+        assert content_key(content) == key and not gate.is_set()
+        with helpers.free:  # another content's: nobody is asked
+            assert content_key(content) == key
+        gate.set()

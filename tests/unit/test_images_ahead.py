@@ -48,6 +48,17 @@ def test_a_pass_has_what_has_come_since_the_last_one_began():
     assert taken.take(request())  # a text has time, too
 
 
+def test_a_full_pass_waits_for_none_and_the_rest_goes_when_nothing_else_comes():
+    device = Device(capacity=10)
+    loop: Any = device
+    taken = ImagesAhead(loop, loop, 10, full=2)
+    assert [taken.take(request(name)) for name in "abcd"] == [True] * 4
+    assert device.passes == [["a"], ["b", "c"]] and device.is_encoding_ahead
+    taken.encode()
+    taken.encode()
+    assert device.passes == [["a"], ["b", "c"], ["d"]]
+
+
 def test_without_images_nobody_waits():
     device = Device(capacity=10)
     assert not ahead(device).take(request()) and not device.passes
@@ -95,3 +106,26 @@ def test_outputs_are_the_same(tmp_path, monkeypatch):
     cache.misses = 0
     assert [out.token_ids for out in pipe.generate(inputs, max_new_tokens=5, ignore_eos=True)] == want
     assert encoded and cache.misses == len(inputs)
+
+
+def test_images_are_begun_before_slots_are_filled(tmp_path, monkeypatch):
+    """The host's part of a prompt's pass follows while the device is at the images."""
+    pipe: Any = Pipeline(engine_dir(tiny.llava(seed=3), tmp_path, max_batch_size=3), RuntimeConfig(device="cpu"))
+    rows = range(pipe.config.vocab_size, pipe.config.vocab_size + pipe.processor.vision.num_features)
+    size, order = pipe.processor.vision.image_size, []
+    networks, state = pipe.llm.encoders.networks, pipe.llm.executor.state
+    recorded = {"encode": networks, "add": pipe.llm, "admit": state}
+    for name, owner in recorded.items():
+        call = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, call=call: order.append(name) or call(*args))
+    pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    inputs = [{"pixel_values": each, "decoder_prompt_token_ids": [7, *rows, 9]} for each in pixels]
+    pipe.generate(inputs[0], max_new_tokens=1)
+    assert order == ["add", "encode", "admit"]
+    order.clear()
+    pipe.llm.encoders.encoder_cache.clear()
+    # a device that is always at work: only the first image's pass begins at once
+    monkeypatch.setattr(type(pipe.llm.encoders), "is_encoding_ahead", property(lambda encoders: "encode" in order))
+    monkeypatch.setattr(ImagesAhead, "of", lambda loop, most: ImagesAhead(loop, pipe.llm, most))
+    pipe.generate(inputs, max_new_tokens=1)
+    assert order == ["encode", "add", "add", "encode", "admit"]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vlm.api import prefetch
+from vlm.api.pooled import PooledMap
 from vlm.api.prefetch import Prefetch
 from vlm.errors import ImageError
 
@@ -129,3 +130,17 @@ def test_an_error_is_its_own_inputs_alone(pool):
     feed = Prefetch(pool, enumerate("abc"), lambda _, value: {"a": 1, "c": 3}[value], window=3, most=16)
     results = drained(feed)
     assert results[0] == 1 and results[2] == 3 and isinstance(results[1], KeyError)
+
+
+def test_one_alone_that_its_caller_waits_for_wakes_no_thread(pool, monkeypatch):
+    """Of several, or beside others, each has its thread."""
+    threads, submit = [], pool.submit
+    monkeypatch.setattr(pool, "submit", lambda *call: threads.append(call) or submit(*call))
+    squares = PooledMap[int, int](pool, lambda value: value**2)
+    squares.begin([(0, 3)], awaited=True)
+    assert squares.num_under_way == 1 and not squares.num_ready
+    assert squares.take() == (0, (9, None)) and not threads
+    squares.begin([(1, 4)])
+    squares.begin([(2, 5)], awaited=True)
+    squares.begin([(3, 6), (4, 7)], awaited=True)
+    assert len(threads) == 4 and sorted(squares.take()[1].value for _ in range(4)) == [16, 25, 36, 49]

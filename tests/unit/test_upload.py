@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
-from vlm.executor.upload import stack_into, upload_stacked
+from vlm.executor import upload
+from vlm.executor.upload import PAGEABLE_BYTES, pack, stack_into, upload_stacked
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
@@ -21,3 +25,20 @@ def test_tensors_are_stacked_however_they_lie(dtype):
 def test_there_are_as_many_as_rows(count):
     with pytest.raises(ValueError):
         stack_into(torch.empty(2, 4), [torch.zeros(4)] * count)
+
+
+def test_more_than_a_little_comes_out_of_pinned_memory(monkeypatch):
+    """Else the host would wait for all that the device is at."""
+    pinned = []
+
+    def empty(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return torch.zeros(size, dtype=dtype)
+
+    monkeypatch.setattr(upload, "torch", SimpleNamespace(empty=empty, uint8=torch.uint8))
+    arrays = [np.arange(5, dtype=np.int32), np.ones(PAGEABLE_BYTES, np.uint8)]
+    for device in (torch.device("cuda"), torch.device("cpu")):
+        for count in (1, 2):
+            packed, _ = pack(arrays[:count], device)
+            assert packed[:20].numpy().view(np.int32).tolist() == [0, 1, 2, 3, 4]
+    assert pinned == [False, True, False, False]

@@ -11,12 +11,14 @@ from vlm.requests.request import Request
 class ImagesAhead:
     """Encodes images of requests that an engine, which is idle, will be given together.
 
-    A pass begins when the one before it has ended, with all images that have come by then.
+    A pass begins when the one before it has ended, with all images that have come by then; or when it is full, or no
+    other image is waited for: then it follows that one, and the host has time for what comes next.
     """
 
-    def __init__(self, loop: EngineLoop, engine: LLMEngine, most: int):
-        """`most`: requests that run at once. Of more images than the engine keeps none is encoded ahead."""
-        self._loop, self._engine, self._most = loop, engine, most
+    def __init__(self, loop: EngineLoop, engine: LLMEngine, most: int, full: int | None = None):
+        """`most`: requests that run at once; `full`: images of a pass that does not wait for others, `most` by default.
+        Of more images than the engine keeps none is encoded ahead."""
+        self._loop, self._engine, self._most, self._full = loop, engine, most, full or most
         self.begin()
 
     @classmethod
@@ -24,7 +26,9 @@ class ImagesAhead:
         """Returns None for an engine that has no device of its own to work on meanwhile, or shares its work with
         ranks."""
         engine = loop.engine
-        return cls(loop, engine, most) if isinstance(engine, LLMEngine) and engine.executor.asynchronous else None
+        if not isinstance(engine, LLMEngine) or not engine.executor.asynchronous:
+            return None
+        return cls(loop, engine, most, engine.encoders.max_encoder_batch_size)
 
     def begin(self) -> None:
         """Starts anew: the engine is idle."""
@@ -38,8 +42,12 @@ class ImagesAhead:
         if self._requests < 0 or self._room < 0:
             return False
         self._images += request.images
-        if self._images and not self._engine.encoders.is_encoding_ahead:
-            images, self._images = self._images, []
-            if not self._loop.encode_ahead(images):
-                self._room = 0
+        if len(self._images) >= self._full or not self._engine.encoders.is_encoding_ahead:
+            self.encode()
         return self._engine.encoders.is_encoding_ahead and self._requests > 0 and self._room > 0
+
+    def encode(self) -> None:
+        """Begins with the images that have come."""
+        images, self._images = self._images, []
+        if images and not self._loop.encode_ahead(images):
+            self._room = 0

@@ -11,8 +11,10 @@ from vlm.api.images_ahead import ImagesAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
 from vlm.api.pooled import PooledMap
 from vlm.api.prefetch import Prefetch
+from vlm.api.texts_ahead import TextsAhead
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import OutOfMemoryError, VlmError
+from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
 Result = tuple[int, Output | VlmError]  # of the input of this index
@@ -38,11 +40,14 @@ class Job:
         *,
         pool: ThreadPoolExecutor,
         on_completion: Callable[[Completion], None],
-        ahead: ImagesAhead | None = None,
+        images_ahead: ImagesAhead | None = None,
+        texts_ahead: TextsAhead | None = None,
     ):
         """`pool` makes texts of tokens; `on_completion` is called with what each request has come to, but those that
-        are lost or aborted; `ahead` has images encoded before their requests run."""
-        self._loop, self._inputs, self._on_completion, self._ahead = loop, inputs, on_completion, ahead
+        are lost or aborted; `images_ahead` and `texts_ahead` have the first of those encoded that an idle engine is
+        given, while the others are prepared."""
+        self._loop, self._inputs, self._on_completion = loop, inputs, on_completion
+        self._images_ahead, self._texts_ahead = images_ahead, texts_ahead
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
         self._ended: list[tuple[int, list[Completion]]] = []  # in the last step
         # to decode and post-process a page takes milliseconds, which the engine's thread has not
@@ -56,7 +61,7 @@ class Job:
             yield from self._added()
             for update in self._loop.step() if self._waiting else ():
                 yield from self._taken(update)
-            self._outputs.begin(self._ended)
+            self._outputs.begin(self._ended, awaited=not self._waiting)
             self._ended = []
             yield from self._read()
 
@@ -67,18 +72,38 @@ class Job:
 
     def _added(self) -> Iterator[Result]:
         """Queues the inputs that are prepared; yields the errors of those that cannot be."""
-        is_idle, use = not self._waiting and not self._outputs.num_under_way, None
-        if is_idle and self._ahead is not None:
-            self._ahead.begin()
-            use = self._ahead.take
-        for index, request in self._inputs.ready(is_idle, use):
+        if not self._waiting and not self._outputs.num_under_way:
+            yield from self._added_to_idle()
+            return
+        for index, request in self._inputs.ready(block=False):
             try:
-                ids = self._loop.add(samples_of(request.result()))
+                self._add(index, samples_of(request.result()))
             except VlmError as error:
                 self._inputs.done()
                 yield index, error
+
+    def _added_to_idle(self) -> Iterator[Result]:
+        """Does the same of inputs that an idle engine waits for; the device begins with the first of them."""
+        images, texts, errors = self._images_ahead, self._texts_ahead, list[Result]()
+        for ahead in filter(None, (images, texts)):
+            ahead.begin()
+        for index, request in self._inputs.coming(block=True, use=images and images.take):
+            try:
+                requests = samples_of(request.result())
+                self._add(index, requests)
+            except VlmError as error:
+                self._inputs.done()
+                errors.append((index, error))
             else:
-                self._waiting |= dict.fromkeys(ids, _Samples(index, ids))
+                if texts is not None:
+                    texts.take(requests)
+        if images is not None:
+            images.encode()
+        yield from errors
+
+    def _add(self, index: int, requests: list[Request]) -> None:
+        ids = self._loop.add(requests)
+        self._waiting |= dict.fromkeys(ids, _Samples(index, ids))
 
     def _taken(self, update: TokenUpdate) -> Iterator[Result]:
         if update.completion is None or (samples := self._waiting.pop(update.request_id, None)) is None:

@@ -20,6 +20,7 @@ from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.api.pooled import THREADS
 from vlm.api.prefetch import Prefetch
+from vlm.api.texts_ahead import TextsAhead
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.backends.devices import of_rank
@@ -219,8 +220,11 @@ class Pipeline:
             most=1 if self.family.takes_images else TEXTS_TOGETHER,
             within=self._preparing,
         )
-        ahead = ImagesAhead.of(self.loop, self.capabilities.max_batch_size)
-        job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count, ahead=ahead)
+        job = Job(
+            self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count,
+            images_ahead=ImagesAhead.of(self.loop, self.capabilities.max_batch_size),
+            texts_ahead=TextsAhead.of(self.loop),
+        )  # fmt: skip
         try:
             for index, result in job.results():
                 results = [(index, result)]

@@ -55,6 +55,7 @@ class PooledMap(Generic[T, R]):
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
         self._outcomes: deque[tuple[int, Outcome[R]]] = deque()  # of a task that was taken
         self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
+        self._helps = most > 1  # does who waits a part?
         self._begun, self._ended, self._taken = 0, 0, 0
         self._lock = threading.Lock()  # of what begins and ends: any thread may hand values in
 
@@ -68,19 +69,23 @@ class PooledMap(Generic[T, R]):
         """Returns how many outcomes are yet to be taken, ready or not."""
         return self._begun - self._taken
 
-    def begin(self, values: Sequence[tuple[int, T]]) -> None:
-        """Hands values to the threads."""
+    def begin(self, values: Sequence[tuple[int, T]], *, awaited: bool = False) -> None:
+        """Hands values to the threads. One alone, of which the caller takes the outcome next (`awaited`), it makes
+        itself: no thread is woken."""
+        is_own = awaited and len(values) == 1 and not self.num_under_way
         with self._lock:
             self._begun += len(values)
+        self._helps = self._most > 1 or is_own
         size = max(1, min(self._most, -(-len(values) // THREADS)))  # a task for each thread
         for first in range(0, len(values), size):
             self._tasks.append(values[first : first + size])
-            self._pool.submit(self._run_next)
+            if not is_own:
+                self._pool.submit(self._run_next)
 
     def take(self, timeout: float | None = None) -> tuple[int, Outcome[R]]:
         """Waits for the next outcome. Raises queue.Empty where none comes within `timeout` seconds."""
         if not self._outcomes:
-            while self._most > 1 and self._finished.empty() and self._run_next():
+            while self._helps and self._finished.empty() and self._run_next():
                 pass
             self._outcomes.extend(self._finished.get(timeout=timeout))
         self._taken += 1

@@ -7,9 +7,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from vlm.api.pooled import Outcome, PooledMap
@@ -65,22 +65,30 @@ class Prefetch:
             return self._prepared.num_under_way + len(self._awaited)
 
     def ready(self, block: bool, use: Callable[[Any], bool] | None = None) -> list[tuple[int, Outcome[Any]]]:
-        """Returns inputs as they are prepared; waits for one when `block`. Each goes to `use` at once, which says
+        """Returns the inputs that `coming` yields."""
+        return list(self.coming(block, use))
+
+    def coming(
+        self, block: bool, use: Callable[[Any], bool] | None = None
+    ) -> Generator[tuple[int, Outcome[Any]], None, None]:
+        """Yields inputs as they are prepared; waits for one when `block`. Each goes to `use` at once, which says
         whether there is time to wait for another one."""
         self._fill()
-        inputs: list[tuple[int, Outcome[Any]]] = []
         end: float | None = None  # of the wait for others
-        with suppress(queue.Empty):
-            while self._waits(block, bool(inputs)):
+        any_taken = False
+        while self._waits(block, any_taken):
+            try:
                 index, outcome = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
-                if outcome.value is CANCELLED:
-                    self._room += 1
-                    continue
-                inputs.append((index, outcome))
-                has_time = use is not None and outcome.error is None and use(outcome.value)
-                if self.most == 1 and (end is None or has_time):
-                    end = time.monotonic() + SOON
-        return inputs
+            except queue.Empty:
+                return
+            if outcome.value is CANCELLED:
+                self._room += 1
+                continue
+            any_taken = True
+            has_time = use is not None and outcome.error is None and use(outcome.value)
+            if self.most == 1 and (end is None or has_time):
+                end = time.monotonic() + SOON
+            yield index, outcome
 
     def put_first(self, inputs: Iterable[tuple[int, Any]]) -> None:
         """Adds inputs, with their indices, that are prepared before what the source has left."""

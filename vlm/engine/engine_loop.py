@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from vlm.engine.leading import Engine
+from vlm.engine.llm_engine import LLMEngine
 from vlm.executor.memory import FULL, suppress_out_of_memory
 from vlm.requests.image import Image
 from vlm.requests.request import Request
@@ -25,10 +26,11 @@ class EngineLoop:
         sequences and duration."""
         self.engine, self._on_end, self._on_step = engine, on_end, on_step
         self.memory_sentence = FULL  # what was said when memory ran out last
+        self._lost: list[TokenUpdate] = []  # of requests that memory ran out for ahead of a step
 
     @property
     def has_work(self) -> bool:
-        return self.engine.has_work
+        return self.engine.has_work or bool(self._lost)
 
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
@@ -51,6 +53,15 @@ class EngineLoop:
         self.engine.free_cached_memory()
         return False
 
+    def admit(self) -> None:
+        """Begins with requests that were added, ahead of the step that has them decode: others are to come."""
+        assert isinstance(self.engine, LLMEngine)  # of one rank: several do the same step by step
+        with suppress_out_of_memory() as memory:
+            self.engine.admit()
+            return
+        self.memory_sentence = memory.sentence
+        self._lost += self.engine.recover()
+
     def abort(self, request_ids: Iterable[int]) -> None:
         """Ends requests at the next step, with finish reason `abort`; ended ones are left alone."""
         for request_id in request_ids:
@@ -59,7 +70,8 @@ class EngineLoop:
     def step(self) -> list[TokenUpdate]:
         """Returns what the engine's next step brings. Where memory runs out, the requests that it worked on end with
         finish reason `memory`, and the others go on."""
-        updates = self._step()
+        lost, self._lost = self._lost, []
+        updates = lost + self._step()
         for update in updates:
             if update.completion is not None:
                 self._on_end(update.completion)

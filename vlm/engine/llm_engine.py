@@ -100,6 +100,11 @@ class LLMEngine:
         if request_id in self._sequences:
             self._aborted_ids.add(request_id)
 
+    def admit(self) -> None:
+        """Admits who waits and begins with what they have to be encoded, ahead of the step that has them decode."""
+        if admitted := self.scheduler.admit():
+            self._admit(admitted)
+
     def step(self) -> list[TokenUpdate]:
         """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
         if self._aborted_ids:
@@ -108,7 +113,6 @@ class LLMEngine:
         for sequence in plan.preempted:
             self.executor.release(sequence)
         if plan.admitted:
-            self._at_work = plan.admitted
             self._admit(plan.admitted)
         if plan.prefills:
             self._at_work = [sequence for sequence, _ in plan.prefills]
@@ -192,6 +196,7 @@ class LLMEngine:
         return self._apply(burst) if burst is not None else []
 
     def _admit(self, sequences: list[Sequence]) -> None:
+        self._at_work = sequences
         self.executor.adapters.hold(self._adapters_in_use)
         self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
 

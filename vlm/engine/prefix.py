@@ -47,12 +47,13 @@ def _named_rows(
 ) -> Mapping[int, bytes]:
     """Replaces ids that stand for rows by those of their places in what they are rows of; returns what that is by
     block: wherever such rows begin in it, the place there and the content's key."""
-    (at,) = np.nonzero(ids >= vocab_size)
-    rows = ids[at] - vocab_size
-    parts = np.searchsorted(contents.begins, rows, side="right") - 1
-    ids[at] = vocab_size + rows - np.array(contents.begins)[parts]
-    is_next = (np.diff(at, prepend=-2) == 1) & (np.diff(parts, prepend=-1) == 0) & (at % block_size != 0)
+    at, begins = (ids >= vocab_size).nonzero()[0], np.array(contents.begins)
+    parts = begins.searchsorted(ids[at] - vocab_size, side="right") - 1
+    ids[at] -= begins[parts]
+    is_first = at % block_size == 0
+    is_first[:1] = True
+    is_first[1:] |= (at[1:] != at[:-1] + 1) | (parts[1:] != parts[:-1])
     named: defaultdict[int, bytes] = defaultdict(bytes)
-    for place, part in zip(at[~is_next].tolist(), parts[~is_next].tolist(), strict=True):
+    for place, part in zip(at[is_first].tolist(), parts[is_first].tolist(), strict=True):
         named[place // block_size] += (place % block_size).to_bytes(4, "little") + contents.keys[part]
     return named

@@ -104,6 +104,15 @@ class Scheduler:
             sequence.scheduled += most_new(sequence, plan.steps, plan.drafts)
         return plan
 
+    def admit(self) -> list[Sequence]:
+        """Admits whom there are slots and blocks for, ahead of the step that plans their prompts and has them
+        decode."""
+        admitted = []
+        while (sequence := self._admit_next()) is not None:
+            self._plan_chunks(sequence, Plan(), room=0)
+            admitted.append(sequence)
+        return admitted
+
     def requeue_all(self) -> None:
         """Requeues all after a step that failed: nobody runs, and no block's content is trusted. The running ones wait
         again."""
@@ -135,23 +144,28 @@ class Scheduler:
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> int:
         """Admits whom there are slots, blocks and room for; returns what is left of the room."""
-        now = time.perf_counter()
-        while self.waiting and room > 0 and len(self._slots) >= self.waiting[0].width:
-            sequence = self.waiting[0]
-            if (sequence.adapted and not self._has_adapter_room(sequence)) or not self._allocate(sequence):
-                break
-            if sequence.adapted:
-                self._adapters[sequence.request.adapter_id] += 1
-            self.waiting.popleft()
-            sequence.slots = self._slots[: -sequence.width - 1 : -1]
-            del self._slots[-sequence.width :]
-            sequence.scheduled = len(sequence.tokens)
-            sequence.first_scheduled_time = sequence.first_scheduled_time or now
-            sequence.status = SequenceStatus.PREFILLING
-            self.running.append(sequence)
+        while room > 0 and (sequence := self._admit_next()) is not None:
             plan.admitted.append(sequence)
             room = self._plan_chunks(sequence, plan, room)
         return room
+
+    def _admit_next(self) -> Sequence | None:
+        """Admits who waits first; None where nobody does, or there is no slot, block or room for its adapter."""
+        if not self.waiting or len(self._slots) < self.waiting[0].width:
+            return None
+        sequence = self.waiting[0]
+        if (sequence.adapted and not self._has_adapter_room(sequence)) or not self._allocate(sequence):
+            return None
+        if sequence.adapted:
+            self._adapters[sequence.request.adapter_id] += 1
+        self.waiting.popleft()
+        sequence.slots = self._slots[: -sequence.width - 1 : -1]
+        del self._slots[-sequence.width :]
+        sequence.scheduled = len(sequence.tokens)
+        sequence.first_scheduled_time = sequence.first_scheduled_time or time.perf_counter()
+        sequence.status = SequenceStatus.PREFILLING
+        self.running.append(sequence)
+        return sequence
 
     def _num_joining(self, room: int) -> int:
         """Returns how many sequences will decode as soon as their prompts are computed: for which this step had no
@@ -204,7 +218,7 @@ class Scheduler:
         # what is known has no logits
         if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
             return []
-        self._make_keys(sequence, prompt)
+        self._make_keys(sequence, len(sequence.tokens))
         return self.blocks.lookup(sequence.keys[: prompt // self.config.block_size])
 
     def _make_keys(self, sequence: Sequence, length: int) -> None:

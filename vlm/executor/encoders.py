@@ -17,7 +17,7 @@ from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packed_images import PatchEncoder
 from vlm.executor.packing import batched
-from vlm.executor.prompt_embeds import Parts
+from vlm.executor.prompt_embeds import Parts, joined
 from vlm.executor.timing import DeviceTimer
 from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.forward_batch import HiddenStateRecorder
@@ -185,7 +185,7 @@ class Encoders:
         tables = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
         parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
                  for r, g in zip(requests, tables, strict=True)]  # fmt: skip
-        return [torch.cat(rows) if rows else None for rows in parts]
+        return [joined(rows) if rows else None for rows in parts]
 
 
 def patch_encoder(networks: EncoderNetworks, runtime: RuntimeConfig) -> PatchEncoder | None:

@@ -57,9 +57,16 @@ class Executor:
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
         """Encodes what newly admitted sequences see and fills their slots."""
         self.runner.reserve(sequences)
-        self.state.admit(sequences, stop_ids)
-        with self.timer("encode"), self._memory_errors(sequences):
-            self._make_prompt_embeds([s for s in sequences if s.contents])
+        if with_rows := [s for s in sequences if s.contents]:
+            with self._encoding(sequences):
+                self._make_prompt_embeds(with_rows)
+        self.state.admit(sequences, stop_ids)  # the device has begun with the images
+        if self.config.cross_attention:
+            self._encode(sequences)
+
+    def _encode(self, sequences: list[Sequence]) -> None:
+        """Fills the cross-attention's cache."""
+        with self._encoding(sequences):
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
                 self.runner.encode_texts(chunk, self._prompt_embeds)
@@ -134,13 +141,14 @@ class Executor:
 
     # --- admission ---
     @contextlib.contextmanager
-    def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
+    def _encoding(self, sequences: list[Sequence]) -> Iterator[None]:
+        """Times what its block encodes, and says where the memory has gone if that runs out."""
         reason = (
             f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
             " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
             f" {self.encoders.max_encoder_batch_size}) or max_encoder_tokens (now {self.encoders.max_encoder_tokens})."
         )
-        with memory_errors(reason):
+        with self.timer("encode"), memory_errors(reason):
             yield
 
     def _passes(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:

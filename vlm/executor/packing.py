@@ -41,11 +41,10 @@ class HostInputs(NamedTuple):
     shapes: list[tuple[int, ...]]
 
     @classmethod
-    def from_arrays(cls, rows: Array, tiles: Array, ends: Array) -> HostInputs:
-        """Packs rows [3 + axes, R], tiles and ends."""
+    def from_arrays(cls, rows: Array, tiles: Array, ends: Array, device: torch.device) -> HostInputs:
+        """Packs rows [3 + axes, R], tiles and ends for a device."""
         parts = [*rows[:3], rows[3:], tiles, ends]
-        packed, begins = pack(parts)
-        return cls(torch.from_numpy(packed), begins, [part.shape for part in parts])
+        return cls(*pack(parts, device), [part.shape for part in parts])
 
     @property
     def lengths(self) -> list[int]:
@@ -114,7 +113,7 @@ class PackedTexts:
         tiles = tiles_of(self.lengths, **({} if device.type == "cuda" else {"rows": None}))
         padded = padding_slot is not None
         rows = _padded_rows(self.rows, padding_slot) if padded else self.rows
-        return HostInputs.from_arrays(rows, _tiles(tiles, 3, padded=padded), np.empty((0, 2), np.int32))
+        return HostInputs.from_arrays(rows, _tiles(tiles, 3, padded=padded), np.empty((0, 2), np.int32), device)
 
 
 def graph_rows(rows: int) -> int:
@@ -150,6 +149,13 @@ class PackedChunks:
     def num_rows(self) -> int:
         return self.rows.shape[1]
 
+    def token_ids(self) -> Iterator[Array]:
+        """Yields those of each chunk."""
+        begin = 0
+        for _, _, count in self.chunks:
+            yield self.rows[0, begin : begin + count]
+            begin += count
+
     def to_device(self, device: torch.device) -> PackedInputs:
         return self.inputs(device).to_device(device)
 
@@ -162,7 +168,7 @@ class PackedChunks:
         # a chunk has a tile at least: a graph of so many tiles has room for as many ends
         extra = [(0, padding_slot)] * (len(whole_tiles) - len(self.ends)) if padded else []
         ends = np.array([*self.ends, *extra], np.int32).reshape(-1, 2)
-        return HostInputs.from_arrays(rows, whole_tiles, ends)
+        return HostInputs.from_arrays(rows, whole_tiles, ends, device)
 
 
 def batched(items: list, size: int) -> list[list]:

@@ -87,7 +87,8 @@ class PagedRunner:
 
     def _prefill_part(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
-        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills] if embeds else ()
+        own = (embeds.get(s.id) for s, _ in prefills)
+        parts = list(zip(own, packed_chunks.token_ids(), strict=True)) if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         adapted = any_adapted([s for s, _ in prefills])
         prefill = partial(self._prefill, adapted=adapted)
@@ -184,8 +185,8 @@ class PagedRunner:
         if prompt_embeds is None:
             return None
         embeds, index = prompt_embeds
-        result = torch.zeros(rows, embeds.shape[1], dtype=embeds.dtype, device=self.device)
-        result[: len(index)] = embeds[index]
+        result = torch.empty(rows, embeds.shape[1], dtype=embeds.dtype, device=self.device)  # rows of padding are any
+        torch.index_select(embeds, 0, index, out=result[: len(index)])
         return PromptEmbeds(result, torch.arange(rows, dtype=torch.int32, device=self.device))
 
     # --- decode ---

@@ -41,11 +41,11 @@ class SlotUpload:
         from vlm.ops.kernels.write_slots import FIELDS, write_slots
 
         table = np.empty((len(self._targets), FIELDS), np.int64)
-        packed, (_, first_slot, *begins) = pack([table, *self._parts])
+        packed, (_, first_slot, *begins) = pack([table, *self._parts], self._device)
         slots, *values = self._parts
         table[:] = [_fields(*each) for each in zip(self._targets, values, begins, strict=True)]
-        packed[: table.nbytes] = table.reshape(-1).view(np.uint8)
-        whole = torch.from_numpy(packed).to(self._device, non_blocking=True)
+        packed.numpy()[: table.nbytes] = table.reshape(-1).view(np.uint8)
+        whole = packed.to(self._device, non_blocking=True)
         numbers = whole[: first_slot + slots.nbytes].view(torch.int64)
         write_slots(whole, numbers[: table.size].view(table.shape), numbers[first_slot // 8 :])
 

@@ -16,22 +16,30 @@ from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization, pixel_values
 
 ALIGNED = 16  # bytes: kernels are compiled for addresses of multiples of it
+PAGEABLE_BYTES = 64 << 10  # that CUDA copies out of any memory at once
 PINNED_BYTES = 64 << 20  # of a part that is copied while the next one is put together
 
 
-def pack(arrays: Items[npt.NDArray]) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Returns the bytes of the arrays, and where each array begins."""
+def pack(arrays: Items[npt.NDArray], device: torch.device) -> tuple[Tensor, list[int]]:
+    """Returns the bytes of the arrays, as they are to be copied to the device, and where each array begins."""
     begins = np.cumsum([0, *(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)]).tolist()
-    packed = np.empty(begins[-1], np.uint8)
+    whole = host_bytes(begins[-1], device)
+    packed = whole.numpy()
     for begin, array in zip(begins, arrays, strict=False):
         packed[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
-    return packed, begins[:-1]
+    return whole, begins[:-1]
+
+
+def host_bytes(size: int, device: torch.device) -> Tensor:
+    """Returns memory of which a copy to the device holds up nobody: CUDA lets the host wait for all that is under way
+    where it copies more than a little out of memory that is not pinned."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda" and size > PAGEABLE_BYTES)
 
 
 def upload(arrays: Items[npt.NDArray], device: torch.device) -> list[Tensor]:
     """Returns the arrays as tensors, without waiting for the device."""
-    packed, begins = pack(arrays)
-    whole = torch.from_numpy(packed).to(device, non_blocking=True)
+    packed, begins = pack(arrays, device)
+    whole = packed.to(device, non_blocking=True)
     return [
         view(whole, begin, array.shape, torch.from_numpy(array).dtype)
         for begin, array in zip(begins, arrays, strict=True)

@@ -112,7 +112,7 @@ class Sequence:
         if self.image_token_id is None:
             return self.tokens
         image, first = self.image_token_id, self.first_image_row
-        return [*(image if token >= first else token for token in self.tokens[:-1]), self.tokens[-1]]
+        return [*[image if token >= first else token for token in self.tokens[:-1]], self.tokens[-1]]
 
     @property
     def generated(self) -> list[int]:

@@ -1,0 +1,160 @@
+"""Shows what the host and the GPU are at until prompts with images have their first tokens: a tool for who looks for
+where one waits for the other.
+
+    python benchmarks/first_token.py MODEL                one prompt, an image and 32 tokens; MODEL as vlm.load takes it
+    python benchmarks/first_token.py MODEL --prompts 32
+    python benchmarks/first_token.py llava-1.5-7b --random FOLDER    random weights, which FOLDER keeps
+    python benchmarks/first_token.py mini-llava --cpu     does it run?
+
+What it prints are medians in milliseconds from the call on: when a stage began first and ended last, and what all its
+calls took. Stages of the device (GPU) are between events; how long it had nothing to do between an image's pass and its
+prompt's is what lies between `encode` and `prefill`. Figures of models come from `vlm bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vlm
+from vlm.api.images_ahead import ImagesAhead
+from vlm.api.outputs import OutputReader
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.scheduler import Scheduler
+from vlm.executor.batch_state import BatchState
+from vlm.executor.decode_burst import DecodeBurst
+from vlm.executor.encoders import Encoders
+from vlm.executor.executor import Executor
+from vlm.executor.graph_pool import GraphPool
+from vlm.processing.request_builder import RequestBuilder
+from vlm.requests.image import Image
+
+STAGES = (
+    (RequestBuilder, "build"), (Image, "hashed"), (ImagesAhead, "take"), (ImagesAhead, "encode"),
+    (Encoders, "encode_ahead"), (LLMEngine, "add"), (LLMEngine, "step"), (Scheduler, "schedule"), (Executor, "admit"),
+    (BatchState, "admit"), (Executor, "prefill"), (Executor, "launch"), (DecodeBurst, "collect"),
+    (OutputReader, "merged"),
+)  # fmt: skip
+Spans = dict[str, list[tuple[float, float]]]  # (begin, end) in seconds, by stage
+
+
+class Clock:
+    """Notes when stages begin and end, on the host and on the device."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        for owner, name in STAGES:
+            self._note(owner, name, f"{owner.__name__}.{name}")
+        if self._cuda:
+            self._note_graphs()
+
+    def begin(self) -> None:
+        self._spans: Spans = defaultdict(list)
+        self._graphs: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        if self._cuda:
+            torch.cuda.synchronize()
+            self._zero = _event()
+        self._began = time.perf_counter()
+
+    def spans(self, timer: Any) -> Spans:
+        """Returns the stages since it began; `timer`: the engine's, of the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            for name, begin, end in [*timer._pending, *self._graphs]:
+                at = tuple(self._zero.elapsed_time(event) / 1e3 for event in (begin, end))
+                self._spans[f"GPU {name}"].append((at[0], at[1]))
+        return self._spans
+
+    def _note(self, owner: type, name: str, stage: str) -> None:
+        call: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(call)
+        def noted(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                self._spans[stage].append((begin - self._began, time.perf_counter() - self._began))
+
+        setattr(owner, name, noted)
+
+    def _note_graphs(self) -> None:
+        run = GraphPool.run
+
+        def noted(pool: GraphPool, key: tuple, *inputs: torch.Tensor) -> Any:
+            begin = _event()
+            output = run(pool, key, *inputs)
+            self._graphs.append((f"graph {str(key[0]).strip('()')}", begin, _event()))
+            return output
+
+        setattr(GraphPool, "run", noted)  # noqa: B010 - no subclass of it
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=int, default=1)
+    parser.add_argument("--random", type=Path, metavar="FOLDER")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    model = args.model if args.random is None else _random_engine(args.model, args.random, max(32, args.prompts))
+    pipeline = vlm.load(model, runtime=RuntimeConfig("cpu" if args.cpu else "cuda"))
+    clock, generator = Clock(pipeline.device), torch.Generator().manual_seed(0)
+    stages: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for run in range(args.runs + 5):
+        inputs = [_prompt(pipeline, generator) for _ in range(args.prompts)]
+        clock.begin()
+        began = time.perf_counter()
+        pipeline.generate(inputs, max_new_tokens=1, ignore_eos=True)
+        total = time.perf_counter() - began
+        spans = clock.spans(pipeline.llm.encoders.timer) | {"all": [(0.0, total)]}
+        for stage, times in spans.items() if run >= 5 else ():
+            row = min(b for b, _ in times), max(e for _, e in times), sum(e - b for b, e in times)
+            stages[stage].append(row)
+    print(f"{'stage':32}{'begin':>9}{'end':>9}{'in all':>9}")
+    for stage, row in sorted(((s, [*map(statistics.median, zip(*r, strict=True))]) for s, r in stages.items()),
+                             key=lambda each: each[1][0]):  # fmt: skip
+        print(f"{stage:32}" + "".join(f"{1e3 * seconds:9.2f}" for seconds in row))
+
+
+def _random_engine(arch: str, folder: Path, batch_size: int) -> Path:
+    """Returns an engine of random weights in float16, which is made where there is none."""
+    engine = folder / f"{arch}-engine-{batch_size}"
+    if not engine.exists():
+        checkpoint = random_checkpoint(arch, folder / f"{arch}-checkpoint", dtype="float16")
+        build_engine(checkpoint, engine, BuildConfig(dtype="float16", max_batch_size=batch_size, max_seq_len=1024))
+    return engine
+
+
+def _prompt(pipeline: vlm.Pipeline, generator: torch.Generator) -> dict[str, Any]:
+    """Draws an image and 32 tokens that follow its rows."""
+    vision, vocab_size = pipeline.processor.vision, pipeline.config.vocab_size
+    assert vision is not None  # it takes images
+    height, width = vision.usual_size
+    tokens = torch.randint(3, vocab_size, (32,), generator=generator).tolist()
+    return {
+        "pixel_values": torch.randn(vision.num_channels, height, width, generator=generator),
+        "decoder_prompt_token_ids": [*range(vocab_size, vocab_size + vision.rows_of(height, width)), *tokens],
+    }
+
+
+if __name__ == "__main__":
+    main()

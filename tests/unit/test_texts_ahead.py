@@ -1,0 +1,89 @@
+"""Texts that are encoded while others of a call are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests import tiny
+from tests.engines import engine_dir
+from tests.server_kit import is_empty
+from vlm.api.pipeline import Pipeline
+from vlm.api.texts_ahead import TextsAhead
+from vlm.config import RuntimeConfig
+from vlm.errors import LimitError, OutOfMemoryError
+
+TEXTS = tiny.texts(tiny.bart(), [9, 4, 12, 7, 3, 10, 5])
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory) -> Any:
+    engine = engine_dir(tiny.bart(), tmp_path_factory.mktemp("bart"), max_batch_size=5)
+    return Pipeline(engine, RuntimeConfig(device="cpu"))
+
+
+@pytest.fixture
+def recorded(bart, monkeypatch) -> Callable[[], list[str]]:
+    """Has texts begun ahead by passes of 15 tokens; returns what was called since it was asked last."""
+    calls: list[str] = []
+    engine, runner = bart.llm, bart.llm.executor.runner
+    for owner, name in ((engine, "add"), (engine, "admit"), (engine, "step"), (runner, "encode_texts")):
+        call = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, call=call: calls.append(name) or call(*args))
+    monkeypatch.setattr(TextsAhead, "of", lambda loop: TextsAhead(loop, 15))
+
+    def taken() -> list[str]:
+        own, calls[:] = list(calls), []
+        return own
+
+    return taken
+
+
+def inputs(*prompt: int) -> list[dict[str, Any]]:
+    return [
+        {"encoder_input_ids": text} | ({"decoder_prompt_token_ids": list(prompt)} if prompt else {}) for text in TEXTS
+    ]
+
+
+def test_the_first_pass_begins_before_the_last_text_is_there(bart, recorded):
+    bart.generate([{"encoder_input_ids": TEXTS[0][:5]} for _ in range(5)], max_new_tokens=1)
+    begun = ["admit", "encode_texts"]
+    assert recorded()[:11] == ["add", *begun, "add", "add", "add", *begun, "add", "step", "encode_texts"]
+
+
+@pytest.mark.parametrize("prompt", [(), (2, 7, 9)])
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 2}, {"num_return_sequences": 2, "temperature": 1.0, "seed": 3}])
+def test_outputs_are_the_same(bart, monkeypatch, prompt, settings):
+    """Of more texts than run at once, too, and of prompts that are to be computed."""
+    generate = lambda: [out.token_ids for out in bart.generate(inputs(*prompt), max_new_tokens=6, **settings)]  # noqa: E731
+    want = generate()
+    monkeypatch.setattr(TextsAhead, "of", lambda loop: TextsAhead(loop, 15))
+    assert generate() == want and is_empty(bart)
+
+
+def test_one_that_is_refused_holds_up_no_other(bart, recorded):
+    refused = {"encoder_input_ids": [10**6]}
+    results = dict(bart.as_completed([*inputs()[:2], refused, *inputs()[2:4]], on_error="yield", max_new_tokens=2))
+    assert isinstance(results.pop(2), LimitError) and len(results) == 4 and "admit" in recorded()
+
+
+def test_where_memory_runs_out_those_are_lost_that_were_begun_with(bart, recorded, monkeypatch):
+    encode, passes = bart.llm.executor.runner.encode_texts, []
+
+    def run_out(*args: Any) -> None:
+        passes.append(args)
+        if len(passes) == 1:
+            raise MemoryError
+        encode(*args)
+
+    monkeypatch.setattr(bart.llm.executor.runner, "encode_texts", run_out)
+    results = dict(bart.as_completed(inputs(), on_error="yield", max_new_tokens=2))
+    lost = [each for each in results.values() if isinstance(each, Exception)]
+    assert len(results) == len(TEXTS) and 0 < len(lost) < len(TEXTS) and is_empty(bart)
+    assert all(isinstance(each, OutOfMemoryError) for each in lost)
+
+
+def test_an_engine_without_a_device_of_its_own_has_none_ahead(bart):
+    assert TextsAhead.of(bart.loop) is None
