@@ -185,7 +185,8 @@ class PagedRunner:
         if prompt_embeds is None:
             return None
         embeds, index = prompt_embeds
-        result = torch.empty(rows, embeds.shape[1], dtype=embeds.dtype, device=self.device)  # rows of padding are any
+        # rows of padding write keys and values, which masked tiles read: they have to be numbers
+        result = torch.zeros(rows, embeds.shape[1], dtype=embeds.dtype, device=self.device)
         torch.index_select(embeds, 0, index, out=result[: len(index)])
         return PromptEmbeds(result, torch.arange(rows, dtype=torch.int32, device=self.device))
 
