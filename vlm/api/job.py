@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,12 +10,14 @@ from functools import partial
 
 from vlm.api.images_ahead import ImagesAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
-from vlm.api.pooled import PooledMap
+from vlm.api.pooled import Outcome, PooledMap
 from vlm.api.prefetch import Prefetch
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import OutOfMemoryError, VlmError
+from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
+Input = tuple[int, Outcome[Request]]  # an input's index, and the request that it has become
 Result = tuple[int, Output | VlmError]  # of the input of this index
 
 
@@ -54,8 +57,8 @@ class Job:
         """Yields an output or error an input, as they come."""
         while self._waiting or self._outputs.num_under_way or self._inputs.more:
             yield from self._added()
-            for update in self._loop.step() if self._waiting else ():
-                yield from self._taken(update)
+            if self._waiting:
+                yield from self._taken(self._loop.step())
             self._outputs.begin(self._ended)
             self._ended = []
             yield from self._read()
@@ -71,35 +74,50 @@ class Job:
         if is_idle and self._ahead is not None:
             self._ahead.begin()
             use = self._ahead.take
-        for index, request in self._inputs.ready(is_idle, use):
+        inputs = self._inputs.ready(is_idle, use)
+        try:
+            self._add(inputs)
+        except VlmError:  # of one of them, which alone is refused
+            yield from self._added_singly(inputs)
+
+    def _added_singly(self, inputs: list[Input]) -> Iterator[Result]:
+        for one in inputs:
             try:
-                ids = self._loop.add(samples_of(request.result()))
+                self._add([one])
             except VlmError as error:
                 self._inputs.done()
-                yield index, error
-            else:
-                self._waiting |= dict.fromkeys(ids, _Samples(index, ids))
+                yield one[0], error
 
-    def _taken(self, update: TokenUpdate) -> Iterator[Result]:
-        if update.completion is None or (samples := self._waiting.pop(update.request_id, None)) is None:
-            return
-        if update.completion.out_of_memory:
-            self._give_up(samples)
-            yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
-            return
-        self._on_completion(update.completion)
-        samples.completions[update.request_id] = update.completion
-        if len(samples.completions) == len(samples.ids):
-            self._ended.append((samples.index, [samples.completions[i] for i in samples.ids]))
+    def _add(self, inputs: list[Input]) -> None:
+        """Queues the requests of inputs, all or none."""
+        samples = [samples_of(request.result()) for _, request in inputs]
+        ids = iter(self._loop.add(itertools.chain.from_iterable(samples)))
+        for (index, _), requests in zip(inputs, samples, strict=True):
+            own = _Samples(index, [*itertools.islice(ids, len(requests))])
+            self._waiting.update(dict.fromkeys(own.ids, own))
+
+    def _taken(self, updates: list[TokenUpdate]) -> Iterator[Result]:
+        """Takes over what a step has ended; yields the errors of what is lost."""
+        for request_id, completion in [(u.request_id, u.completion) for u in updates if u.completion is not None]:
+            if (samples := self._waiting.pop(request_id, None)) is None:
+                continue
+            if completion.out_of_memory:
+                self._give_up(samples)
+                yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
+                continue
+            self._on_completion(completion)
+            samples.completions[request_id] = completion
+            if len(samples.completions) == len(samples.ids):
+                self._ended.append((samples.index, [samples.completions[i] for i in samples.ids]))
 
     def _read(self) -> Iterator[Result]:
         """Yields the outputs that are made; waits for one when there is nothing else to do."""
         block = not self._waiting
         while self._outputs.num_ready or (block and self._outputs.num_under_way):
-            index, outcome = self._outputs.take()
-            self._inputs.done()
             block = False
-            yield index, outcome.result()
+            for index, outcome in self._outputs.take():
+                self._inputs.done()
+                yield index, outcome.result()
 
     def _give_up(self, samples: _Samples) -> None:
         """Aborts the samples of an input of which one is lost."""

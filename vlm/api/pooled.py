@@ -53,7 +53,6 @@ class PooledMap(Generic[T, R]):
         each task is done in."""
         self._pool, self._function, self._most, self._within = pool, function, most, within
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
-        self._outcomes: deque[tuple[int, Outcome[R]]] = deque()  # of a task that was taken
         self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
         self._begun, self._ended, self._taken = 0, 0, 0
         self._lock = threading.Lock()  # of what begins and ends: any thread may hand values in
@@ -75,20 +74,26 @@ class PooledMap(Generic[T, R]):
         size = max(1, min(self._most, -(-len(values) // THREADS)))  # a task for each thread
         for first in range(0, len(values), size):
             self._tasks.append(values[first : first + size])
-            self._pool.submit(self._run_next)
+            if self._most == 1:
+                self._pool.submit(self._run_next)
+        if self._most > 1 and values:  # one thread: short work holds Python's lock, for which others would wait
+            self._pool.submit(self._run_all)
 
-    def take(self, timeout: float | None = None) -> tuple[int, Outcome[R]]:
-        """Waits for the next outcome. Raises queue.Empty where none comes within `timeout` seconds."""
-        if not self._outcomes:
-            while self._most > 1 and self._finished.empty() and self._run_next():
-                pass
-            self._outcomes.extend(self._finished.get(timeout=timeout))
-        self._taken += 1
-        return self._outcomes.popleft()
+    def take(self, timeout: float | None = None) -> list[tuple[int, Outcome[R]]]:
+        """Waits for the next task's outcomes. Raises queue.Empty where none comes within `timeout` seconds."""
+        while self._most > 1 and self._finished.empty() and self._run_next():
+            pass
+        outcomes = self._finished.get(timeout=timeout)
+        self._taken += len(outcomes)
+        return outcomes
 
     def close(self) -> None:
         """Drops what has not begun."""
         self._tasks.clear()
+
+    def _run_all(self) -> None:
+        while self._run_next():
+            pass
 
     def _run_next(self) -> bool:
         """Does a task, in whatever thread; says whether there was one."""

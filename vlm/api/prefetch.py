@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from vlm.api.pooled import Outcome, PooledMap
@@ -38,7 +39,7 @@ class Prefetch:
         is given; where several, they are short work, which `ready` waits for: an engine that begins with all of them is
         sooner done than one that begins with the first. Of others it waits for what comes soon."""
         self._source, self._room, self.most = source, window, most
-        self._prepared = PooledMap[tuple[int, Any], Any](pool, lambda pair: _prepared(prepare, *pair), most, within)
+        self._prepared = PooledMap[tuple[int, Any], Any](pool, partial(_prepared, prepare), most, within)
         self._first: deque[tuple[int, Any]] = deque()  # inputs that go before the others
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither
@@ -72,13 +73,12 @@ class Prefetch:
         end: float | None = None  # of the wait for others
         with suppress(queue.Empty):
             while self._waits(block, bool(inputs)):
-                index, outcome = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
-                if outcome.value is CANCELLED:
-                    self._room += 1
-                    continue
-                inputs.append((index, outcome))
-                has_time = use is not None and outcome.error is None and use(outcome.value)
-                if self.most == 1 and (end is None or has_time):
+                taken = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
+                prepared = [(index, outcome) for index, outcome in taken if outcome.value is not CANCELLED]
+                self._room += len(taken) - len(prepared)
+                inputs += prepared
+                have_time = [use is not None and each.error is None and use(each.value) for _, each in prepared]
+                if self.most == 1 and prepared and (end is None or any(have_time)):
                     end = time.monotonic() + SOON
         return inputs
 
@@ -130,7 +130,8 @@ class Prefetch:
                 self._prepared.begin([(index, (index, value))])
 
 
-def _prepared(prepare: Callable[[int, Any], Any], index: int, value: Any) -> Any:
+def _prepared(prepare: Callable[[int, Any], Any], pair: tuple[int, Any]) -> Any:
+    index, value = pair
     if not isinstance(value, Future):
         return prepare(index, value)
     return CANCELLED if value.cancelled() else prepare(index, value.result())

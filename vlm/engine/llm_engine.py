@@ -17,7 +17,7 @@ from vlm.executor.decode_burst import DecodeBurst, StepOutput
 from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
-from vlm.requests.sequence import Sequence
+from vlm.requests.sequence import Ids, Sequence
 from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
 if TYPE_CHECKING:
@@ -78,12 +78,26 @@ class LLMEngine:
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
+        return self.add_all([request])[0]
+
+    def add_all(self, requests: list[Request]) -> list[int]:
+        """Queues requests as `add` does, all or none."""
+        sources = self._admission.sources(requests)
+        sequences = [self._sequence(request, source) for request, source in zip(requests, sources, strict=True)]
+        self._sequences.update((sequence.id, sequence) for sequence in sequences)
+        self.scheduler.add_all(sequences)
+        return [sequence.id for sequence in sequences]
+
+    def _sequence(self, request: Request, source: Ids | None) -> Sequence:
+        """Returns a request's sequence; `source`: the encoder's ids, if they are known to be tokens."""
         if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         if request.adapter_id in self._unloaded:
             raise InputError("the request's adapter has been unloaded; name another one.")
         self.executor.adapters.check(request.adapter_id)
-        sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
+        sequence = self._admission.sequence(
+            next(self._ids), request, num_stop_ids=len(self._stop_ids(request)), source=source
+        )
         params = request.params
         if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, params.num_beams):
             raise LimitError(
@@ -91,9 +105,7 @@ class LLMEngine:
                 " KV cache; ask for fewer new tokens",
                 "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
             )
-        self._sequences[sequence.id] = sequence
-        self.scheduler.add(sequence)
-        return sequence.id
+        return sequence
 
     def abort(self, request_id: int) -> None:
         """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""

@@ -55,20 +55,15 @@ class Executor:
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
-        """Encodes what newly admitted sequences see and fills their slots."""
+        """Encodes what newly admitted sequences see and fills their slots: while the device encodes where it can. A
+        decoder without an encoder has long prompts, of which a copy would wait for the device."""
         self.runner.reserve(sequences)
-        self.state.admit(sequences, stop_ids)
-        with self.timer("encode"), self._memory_errors(sequences):
-            self._make_prompt_embeds([s for s in sequences if s.contents])
-            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
-                self.runner.encode_texts(chunk, self._prompt_embeds)
-            for sequence in texts:
-                self.release(sequence)
-            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
-            others.sort(key=num_features)  # images of one size share passes
-            for chunk in self._passes(others):
-                self.runner.write_cross_kv(chunk, self._features(chunk))
+        self.state.place(sequences)
+        if not self.config.cross_attention:
+            self.state.admit(sequences, stop_ids)
+        self._encode(sequences)
+        if self.config.cross_attention:
+            self.state.admit(sequences, stop_ids)
 
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
@@ -133,6 +128,19 @@ class Executor:
         self.runner.free_cached_memory()
 
     # --- admission ---
+    def _encode(self, sequences: list[Sequence]) -> None:
+        with self.timer("encode"), self._memory_errors(sequences):
+            self._make_prompt_embeds([s for s in sequences if s.contents])
+            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
+            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
+                self.runner.encode_texts(chunk, self._prompt_embeds)
+            for sequence in texts:
+                self.release(sequence)
+            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            others.sort(key=num_features)  # images of one size share passes
+            for chunk in self._passes(others):
+                self.runner.write_cross_kv(chunk, self._features(chunk))
+
     @contextlib.contextmanager
     def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
         reason = (

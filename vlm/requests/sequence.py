@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
@@ -16,6 +19,8 @@ from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Sequence:
     max_length: int  # tokens in all, prompt included
     num_features: int  # encoder rows
     tokens: list[int]  # prompt, then what was generated
+    source: Ids | None = None  # the encoder's tokens [num_features]
     seed: int = 0  # the request's, or one that is drawn
     num_stop_ids: int = 1  # tokens that end it, but for those of stop words
     contents: Contents = NO_CONTENTS  # behind ids beyond the vocabulary
