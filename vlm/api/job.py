@@ -61,6 +61,8 @@ class Job:
                 yield from self._taken(self._loop.step())
             self._outputs.begin(self._ended)
             self._ended = []
+            if self._waiting:
+                self._outputs.work_beside()
             yield from self._read()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class PooledMap(Generic[T, R]):
         return self._begun - self._taken
 
     def begin(self, values: Sequence[tuple[int, T]]) -> None:
-        """Hands values to the threads."""
+        """Hands values to the threads; short work waits for who takes it, or for `work_beside`."""
         with self._lock:
             self._begun += len(values)
         size = max(1, min(self._most, -(-len(values) // THREADS)))  # a task for each thread
@@ -76,7 +76,11 @@ class PooledMap(Generic[T, R]):
             self._tasks.append(values[first : first + size])
             if self._most == 1:
                 self._pool.submit(self._run_next)
-        if self._most > 1 and values:  # one thread: short work holds Python's lock, for which others would wait
+
+    def work_beside(self) -> None:
+        """Has short work done that nobody waits for yet. One thread does: it holds Python's lock, for which others
+        would wait, as does who has something else to do."""
+        if self._most > 1 and self._tasks:
             self._pool.submit(self._run_all)
 
     def take(self, timeout: float | None = None) -> list[tuple[int, Outcome[R]]]:

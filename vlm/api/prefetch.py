@@ -69,6 +69,8 @@ class Prefetch:
         """Returns inputs as they are prepared; waits for one when `block`. Each goes to `use` at once, which says
         whether there is time to wait for another one."""
         self._fill()
+        if not block:
+            self._prepared.work_beside()
         inputs: list[tuple[int, Outcome[Any]]] = []
         end: float | None = None  # of the wait for others
         with suppress(queue.Empty):
@@ -128,6 +130,7 @@ class Prefetch:
             del self._awaited[index]
             if not self._closed:
                 self._prepared.begin([(index, (index, value))])
+                self._prepared.work_beside()
 
 
 def _prepared(prepare: Callable[[int, Any], Any], pair: tuple[int, Any]) -> Any:

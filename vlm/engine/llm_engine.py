@@ -220,16 +220,16 @@ class LLMEngine:
 
     def _grow(self, sequence: Sequence, row: StepOutput) -> TokenUpdate:
         """Takes over a burst's tokens, up to where the text stops."""
-        num_known = sequence.num_generated
-        new, code = row.length - len(sequence.tokens), row.code
-        sequence.tokens += row.tokens[:new]
+        tokens, code = sequence.tokens, row.code
+        num_known, new = len(tokens) - sequence.prompt_length, row.length - len(tokens)
+        tokens += row.tokens[:new]
         sequence.logprobs += row.logprobs[:new]
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
             self.executor.logits.keep(sequence.id, row.logits[:new])
-        if (keep := _end_of(sequence, num_known)) is not None:
+        if sequence.stops and (keep := _end_of(sequence, num_known)) is not None:
             new, code = keep - num_known, STOP
-            del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
+            del tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
             del sequence.top_logprobs[keep:]
         if code:
             self._end(sequence, self._reason(sequence, code))
@@ -310,10 +310,7 @@ def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
 def _end_of(sequence: Sequence, num_known: int) -> int | None:
     """Returns the generated tokens up to the first stop word or string that ends after the first `num_known`; None:
     there is none."""
-    request = sequence.request
-    if request.stops is None and not request.params.stop_words_ids:
-        return None
-    tokens = sequence.generated
+    request, tokens = sequence.request, sequence.generated
     ends = [
         n
         for word in request.params.stop_words_ids

@@ -192,10 +192,11 @@ class Scheduler:
         if width > 1:
             sequence.spare_blocks = blocks.allocate(width, "self")
         sequence.cross_blocks = blocks.allocate(cross, "cross")
-        begins = [len(hits) * size] + [whole * size] * (width - 1)
-        sequence.pending_chunks = [
-            PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt
-        ]
+        if prompt:
+            begins = [len(hits) * size] + [whole * size] * (width - 1)
+            sequence.pending_chunks = [
+                PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt
+            ]
         return True
 
     def _has_first(self, sequence: Sequence, known: int) -> bool:

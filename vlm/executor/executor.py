@@ -132,7 +132,7 @@ class Executor:
         with self.timer("encode"), self._memory_errors(sequences):
             self._make_prompt_embeds([s for s in sequences if s.contents])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
+            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, num_features):
                 self.runner.encode_texts(chunk, self._prompt_embeds)
             for sequence in texts:
                 self.release(sequence)

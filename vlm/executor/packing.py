@@ -176,12 +176,12 @@ def batched(items: list, size: int) -> list[list]:
 def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
     """Yields groups of at most `most` rows, an item that has more of them alone."""
     group, num_rows = [], 0
-    for item in items:
-        if group and num_rows + rows(item) > most:
+    for item, count in zip(items, map(rows, items), strict=True):
+        if group and num_rows + count > most:
             yield group
             group, num_rows = [], 0
         group.append(item)
-        num_rows += rows(item)
+        num_rows += count
     if group:
         yield group
 

@@ -87,12 +87,14 @@ class Sequence:
     width: int = field(init=False)  # slots it takes
     prompt_length: int = field(init=False)
     adapted: bool = field(init=False)
+    stops: bool = field(init=False)  # by words or strings, which the host looks for
 
     def __post_init__(self) -> None:
         params = self.request.params
         self.seed = draw_seed() if params.seed is None else params.seed
         self.width, self.prompt_length = params.num_beams, len(self.request.decoder_prompt_token_ids)
         self.adapted = self.request.adapted
+        self.stops = self.request.stops is not None or bool(params.stop_words_ids)
 
     @property
     def slot(self) -> int:
@@ -147,10 +149,11 @@ class Sequence:
 
     def update(self, num_new: int, completion: Completion | None = None) -> TokenUpdate:
         """Returns what the last `num_new` generated tokens bring."""
-        begin, tokens = self.num_generated - num_new, self.tokens
+        end = len(self.tokens)
+        begin = end - self.prompt_length - num_new
         return TokenUpdate(
             self.id,
-            tuple(tokens[len(tokens) - num_new :]),
+            tuple(self.tokens[end - num_new :]),
             tuple(self.logprobs[begin:]),
             tuple(self.top_logprobs[begin:]),
             time.perf_counter(),
