@@ -209,7 +209,7 @@ class Scheduler:
         # what is known has no logits
         if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
             return []
-        self._make_keys(sequence, prompt)
+        self._make_keys(sequence, len(sequence.tokens))
         return self.blocks.lookup(sequence.keys[: prompt // self.config.block_size])
 
     def _make_keys(self, sequence: Sequence, length: int) -> None:
