@@ -133,8 +133,8 @@ class Scheduler:
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             if blocks:
                 self.blocks.free(blocks)
-        sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
-        sequence.pending_chunks = []
+        sequence.slots, sequence.self_blocks = [], []
+        sequence.spare_blocks = sequence.cross_blocks = sequence.pending_chunks = ()
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> int:
@@ -235,7 +235,8 @@ class Scheduler:
                 return 0
             end = min(end, chunk.start + room)
             plan.prefills.append((sequence, PrefillChunk(chunk.beam, chunk.start, end)))
-            sequence.pending_chunks[:1] = [PrefillChunk(chunk.beam, end, chunk.end)] if end < chunk.end else []
+            rest = sequence.pending_chunks[1:]
+            sequence.pending_chunks = [PrefillChunk(chunk.beam, end, chunk.end), *rest] if end < chunk.end else rest
             room -= end - chunk.start
             if self.config.prefix_sharing and chunk.beam == 0:
                 self._register(sequence, chunk.start, end)

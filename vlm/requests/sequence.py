@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -66,10 +67,10 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     slots: list[int] = field(default_factory=list)  # one a beam
     self_blocks: list[list[int]] = field(default_factory=list)  # of each slot
-    spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
-    cross_blocks: list[int] = field(default_factory=list)
-    pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet planned
-    keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
+    spare_blocks: Items[int] = ()  # with several beams: one a slot, for copies
+    cross_blocks: Items[int] = ()
+    pending_chunks: Items[PrefillChunk] = ()  # of the prompt, not yet planned
+    keys: Items[bytes] = ()  # of the prompt's whole blocks, where they are shared
     scheduled: int = 0  # upper bound of len(tokens), or beyond max_length, once every launched burst has run
     preemptions: int = 0
     first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
