@@ -12,7 +12,7 @@ import numpy as np
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, LimitError
 from vlm.requests.positions import Positions
-from vlm.requests.prompt_table import Contents
+from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Ids, Sequence
@@ -40,7 +40,7 @@ class Admission:
         LimitError for what the engine cannot hold."""
         features = self._num_features(request)
         contents = self._contents(request)
-        length = self._length(request, len(contents))
+        length = self._length(request, contents.num_rows)
         params, most = request.params, self.limits.max_batch_size
         _check_rows(features, self.limits.max_encoder_input_len)
         if params.num_beams > most:
@@ -48,7 +48,7 @@ class Admission:
                 f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
                 f"or give --max-batch-size {params.num_beams} or more",
             )
-        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(contents))
+        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
         if source is None and request.encoder_input_ids is not None and self.encoder is not None:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
             source = np.array(request.encoder_input_ids, np.int32)
@@ -94,6 +94,8 @@ class Admission:
 
     def _contents(self, request: Request) -> Contents:
         """Returns what the rows of a request's prompt table are made of."""
+        if request.prompt_table is None and not request.images:
+            return NO_CONTENTS
         if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
         table = request.prompt_table

@@ -1,4 +1,4 @@
-"""What is asked of a model, immutable."""
+"""What is asked of a model; it is not changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stops(Protocol):
         """Returns how many of all generated tokens to keep, the first `num_known` of them seen before; None: go on."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # a frozen one takes three times as long to make, and a call makes one an input
 class Request:
     """One input: what the encoder takes, or its output, and the tokens the decoder starts from.
 
