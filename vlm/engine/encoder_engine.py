@@ -30,7 +30,10 @@ class EncoderEngine:
         """`config` describes what a request's ids are, `name` is the family's, for sentences."""
         self.config, self.encoders, self.limits, self._name = config, encoders, limits, name
 
-    def add_all(self, requests: list[Request]) -> list[int]:
+    def expect(self, requests: list[Request]) -> None:
+        """Does nothing: none can be added."""
+
+    def add(self, request: Request) -> int:
         """Raises InputError: there is nothing that could write."""
         raise InputError(
             f"{self._name} is loaded as an encoder alone, which writes no text; ask it for encodings (/v1/embeddings,"

@@ -33,7 +33,15 @@ class EngineLoop:
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
         what the engine cannot hold."""
-        return self.engine.add_all(list(requests))
+        requests, ids = list(requests), list[int]()
+        self.engine.expect(requests)
+        try:
+            for request in requests:
+                ids.append(self.engine.add(request))
+        except Exception:
+            self.abort(ids)
+            raise
+        return ids
 
     def encode_ahead(self, images: list[Image]) -> bool:
         """Begins with images whose requests are to come. Says False where memory runs out: they will be encoded with

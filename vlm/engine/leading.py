@@ -57,12 +57,10 @@ class LeadingEngine:
         return getattr(self._engine, name)  # what is only read
 
     def add(self, request: Request) -> int:
-        return self.add_all([request])[0]
-
-    def add_all(self, requests: list[Request]) -> list[int]:
-        requests = [_with_seed(request) for request in requests]
-        self._calls.append(("add_all", (requests,), {}))  # those that are refused take ids, too
-        return self._engine.add_all(requests)
+        if request.params.seed is None:  # which each rank would draw for itself, and choose other tokens
+            request = replace(request, params=replace(request.params, seed=draw_seed()))
+        self._calls.append(("add", (request,), {}))  # one that is refused takes an id, too
+        return self._engine.add(request)
 
     def abort(self, request_id: int) -> None:
         self._calls.append(("abort", (request_id,), {}))
@@ -117,13 +115,6 @@ class LeadingEngine:
             raise EngineError(OUT_OF_MEMORY) from error
         self._state.amid_call = False
         return result
-
-
-def _with_seed(request: Request) -> Request:
-    """Returns a request with a seed, which each rank would draw for itself, and choose other tokens."""
-    if request.params.seed is not None:
-        return request
-    return replace(request, params=replace(request.params, seed=draw_seed()))
 
 
 def _dismiss(ranks: Ranks, state: _State) -> None:

@@ -54,6 +54,7 @@ class LLMEngine:
         self._admission = Admission(self.config, encoder, limits, vision, scheduler.config.num_speculative_tokens)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
+        self._sources: dict[Request, Ids] = {}  # of requests that are expected
         self._sequences: dict[int, Sequence] = {}
         self._aborted_ids: set[int] = set()
         self._unloaded: set[int] = set()  # adapters that some sequence may still have
@@ -76,27 +77,23 @@ class LLMEngine:
         shares = {kind: blocks.num_used[kind] / quota for kind, quota in blocks.quota.items() if quota}
         return EngineUsage(len(scheduler.running), len(scheduler.waiting), shares)
 
+    def expect(self, requests: list[Request]) -> None:
+        """Looks at the ids of requests that are about to be added, at all of them at once: it takes less time."""
+        sources = zip(requests, self._admission.sources(requests), strict=True)
+        self._sources = {request: source for request, source in sources if source is not None}
+
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
-        return self.add_all([request])[0]
-
-    def add_all(self, requests: list[Request]) -> list[int]:
-        """Queues requests as `add` does, all or none."""
-        sources = self._admission.sources(requests)
-        sequences = [self._sequence(request, source) for request, source in zip(requests, sources, strict=True)]
-        self._sequences.update((sequence.id, sequence) for sequence in sequences)
-        self.scheduler.add_all(sequences)
-        return [sequence.id for sequence in sequences]
-
-    def _sequence(self, request: Request, source: Ids | None) -> Sequence:
-        """Returns a request's sequence; `source`: the encoder's ids, if they are known to be tokens."""
         if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         if request.adapter_id in self._unloaded:
             raise InputError("the request's adapter has been unloaded; name another one.")
         self.executor.adapters.check(request.adapter_id)
         sequence = self._admission.sequence(
-            next(self._ids), request, num_stop_ids=len(self._stop_ids(request)), source=source
+            next(self._ids),
+            request,
+            num_stop_ids=len(self._stop_ids(request)),
+            source=self._sources.pop(request, None),
         )
         params = request.params
         if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, params.num_beams):
@@ -105,7 +102,9 @@ class LLMEngine:
                 " KV cache; ask for fewer new tokens",
                 "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
             )
-        return sequence
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        return sequence.id
 
     def abort(self, request_id: int) -> None:
         """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
@@ -74,9 +73,6 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
-
-    def add_all(self, sequences: Items[Sequence]) -> None:
-        self.waiting.extend(sequences)
 
     def schedule(self, in_flight: bool) -> Plan:
         """Plans the next step. Raises OutOfBlocks, nothing changed, when blocks are short with results `in_flight`."""
