@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from functools import partial
 
 from vlm.api.images_ahead import ImagesAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
-from vlm.api.pooled import PooledMap
+from vlm.api.pooled import Outcome, PooledMap
 from vlm.api.prefetch import Prefetch
 from vlm.api.texts_ahead import TextsAhead
 from vlm.engine.engine_loop import EngineLoop
@@ -17,6 +18,7 @@ from vlm.errors import OutOfMemoryError, VlmError
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
+Input = tuple[int, Outcome[Request]]  # an input's index, and the request that it has become
 Result = tuple[int, Output | VlmError]  # of the input of this index
 
 
@@ -59,10 +61,12 @@ class Job:
         """Yields an output or error an input, as they come."""
         while self._waiting or self._outputs.num_under_way or self._inputs.more:
             yield from self._added()
-            for update in self._loop.step() if self._waiting else ():
-                yield from self._taken(update)
+            if self._waiting:
+                yield from self._taken(self._loop.step())
             self._outputs.begin(self._ended, awaited=not self._waiting)
             self._ended = []
+            if self._waiting:
+                self._outputs.work_beside()
             yield from self._read()
 
     def close(self) -> None:
@@ -72,59 +76,68 @@ class Job:
 
     def _added(self) -> Iterator[Result]:
         """Queues the inputs that are prepared; yields the errors of those that cannot be."""
-        if not self._waiting and not self._outputs.num_under_way:
-            yield from self._added_to_idle()
-            return
-        for index, request in self._inputs.ready(block=False):
-            try:
-                self._add(index, samples_of(request.result()))
-            except VlmError as error:
-                self._inputs.done()
-                yield index, error
-
-    def _added_to_idle(self) -> Iterator[Result]:
-        """Does the same of inputs that an idle engine waits for; the device begins with the first of them."""
-        images, texts, errors = self._images_ahead, self._texts_ahead, list[Result]()
-        for ahead in filter(None, (images, texts)):
-            ahead.begin()
-        for index, request in self._inputs.coming(block=True, use=images and images.take):
-            try:
-                requests = samples_of(request.result())
-                self._add(index, requests)
-            except VlmError as error:
-                self._inputs.done()
-                errors.append((index, error))
-            else:
-                if texts is not None:
-                    texts.take(requests)
-        if images is not None:
-            images.encode()
+        errors: list[Result] = []
+        if self._waiting or self._outputs.num_under_way:
+            self._queue(self._inputs.ready(block=False), errors)
+        else:
+            self._queue_to_idle(errors)
         yield from errors
 
-    def _add(self, index: int, requests: list[Request]) -> None:
-        ids = self._loop.add(requests)
-        self._waiting |= dict.fromkeys(ids, _Samples(index, ids))
+    def _queue_to_idle(self, errors: list[Result]) -> None:
+        """Waits for inputs, and queues them as they come; the device begins with the first of them."""
+        images, texts = self._images_ahead, self._texts_ahead
+        for ahead in filter(None, (images, texts)):
+            ahead.begin()
+        for inputs in self._inputs.coming(block=True, use=images and images.take):
+            requests = self._queue(inputs, errors)
+            if texts is not None and requests:
+                texts.take(requests)
+        if images is not None:
+            images.encode()
 
-    def _taken(self, update: TokenUpdate) -> Iterator[Result]:
-        if update.completion is None or (samples := self._waiting.pop(update.request_id, None)) is None:
-            return
-        if update.completion.out_of_memory:
-            self._give_up(samples)
-            yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
-            return
-        self._on_completion(update.completion)
-        samples.completions[update.request_id] = update.completion
-        if len(samples.completions) == len(samples.ids):
-            self._ended.append((samples.index, [samples.completions[i] for i in samples.ids]))
+    def _queue(self, inputs: list[Input], errors: list[Result]) -> list[Request]:
+        """Queues the requests of inputs, which it returns; puts what is wrong with an input to the `errors`."""
+        try:
+            return self._add(inputs) if inputs else []
+        except VlmError as error:
+            if len(inputs) > 1:  # of one of them, which alone is refused
+                return [request for one in inputs for request in self._queue([one], errors)]
+            self._inputs.done()
+            errors.append((inputs[0][0], error))
+            return []
+
+    def _add(self, inputs: list[Input]) -> list[Request]:
+        """Queues the requests of inputs, all or none, and returns them."""
+        samples = [samples_of(request.result()) for _, request in inputs]
+        added = [*itertools.chain.from_iterable(samples)]
+        ids = iter(self._loop.add(added))
+        for (index, _), requests in zip(inputs, samples, strict=True):
+            own = _Samples(index, [*itertools.islice(ids, len(requests))])
+            self._waiting.update(dict.fromkeys(own.ids, own))
+        return added
+
+    def _taken(self, updates: list[TokenUpdate]) -> Iterator[Result]:
+        """Takes over what a step has ended; yields the errors of what is lost."""
+        for request_id, completion in [(u.request_id, u.completion) for u in updates if u.completion is not None]:
+            if (samples := self._waiting.pop(request_id, None)) is None:
+                continue
+            if completion.out_of_memory:
+                self._give_up(samples)
+                yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
+                continue
+            self._on_completion(completion)
+            samples.completions[request_id] = completion
+            if len(samples.completions) == len(samples.ids):
+                self._ended.append((samples.index, [samples.completions[i] for i in samples.ids]))
 
     def _read(self) -> Iterator[Result]:
         """Yields the outputs that are made; waits for one when there is nothing else to do."""
         block = not self._waiting
         while self._outputs.num_ready or (block and self._outputs.num_under_way):
-            index, outcome = self._outputs.take()
-            self._inputs.done()
             block = False
-            yield index, outcome.result()
+            for index, outcome in self._outputs.take():
+                self._inputs.done()
+                yield index, outcome.result()
 
     def _give_up(self, samples: _Samples) -> None:
         """Aborts the samples of an input of which one is lost."""

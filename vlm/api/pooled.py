@@ -53,7 +53,6 @@ class PooledMap(Generic[T, R]):
         each task is done in."""
         self._pool, self._function, self._most, self._within = pool, function, most, within
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
-        self._outcomes: deque[tuple[int, Outcome[R]]] = deque()  # of a task that was taken
         self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
         self._helps = most > 1  # does who waits a part?
         self._begun, self._ended, self._taken = 0, 0, 0
@@ -70,8 +69,8 @@ class PooledMap(Generic[T, R]):
         return self._begun - self._taken
 
     def begin(self, values: Sequence[tuple[int, T]], *, awaited: bool = False) -> None:
-        """Hands values to the threads. One alone, of which the caller takes the outcome next (`awaited`), it makes
-        itself: no thread is woken."""
+        """Hands values to the threads; short work waits for who takes it, or for `work_beside`. One alone, of which the
+        caller takes the outcome next (`awaited`), it makes itself: no thread is woken."""
         is_own = awaited and len(values) == 1 and not self.num_under_way
         with self._lock:
             self._begun += len(values)
@@ -79,21 +78,30 @@ class PooledMap(Generic[T, R]):
         size = max(1, min(self._most, -(-len(values) // THREADS)))  # a task for each thread
         for first in range(0, len(values), size):
             self._tasks.append(values[first : first + size])
-            if not is_own:
+            if self._most == 1 and not is_own:
                 self._pool.submit(self._run_next)
 
-    def take(self, timeout: float | None = None) -> tuple[int, Outcome[R]]:
-        """Waits for the next outcome. Raises queue.Empty where none comes within `timeout` seconds."""
-        if not self._outcomes:
-            while self._helps and self._finished.empty() and self._run_next():
-                pass
-            self._outcomes.extend(self._finished.get(timeout=timeout))
-        self._taken += 1
-        return self._outcomes.popleft()
+    def work_beside(self) -> None:
+        """Has short work done that nobody waits for yet. One thread does: it holds Python's lock, for which others
+        would wait, as does who has something else to do."""
+        if self._most > 1 and self._tasks:
+            self._pool.submit(self._run_all)
+
+    def take(self, timeout: float | None = None) -> list[tuple[int, Outcome[R]]]:
+        """Waits for the next task's outcomes. Raises queue.Empty where none comes within `timeout` seconds."""
+        while self._helps and self._finished.empty() and self._run_next():
+            pass
+        outcomes = self._finished.get(timeout=timeout)
+        self._taken += len(outcomes)
+        return outcomes
 
     def close(self) -> None:
         """Drops what has not begun."""
         self._tasks.clear()
+
+    def _run_all(self) -> None:
+        while self._run_next():
+            pass
 
     def _run_next(self) -> bool:
         """Does a task, in whatever thread; says whether there was one."""

@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from vlm.api.pooled import Outcome, PooledMap
@@ -38,7 +39,7 @@ class Prefetch:
         is given; where several, they are short work, which `ready` waits for: an engine that begins with all of them is
         sooner done than one that begins with the first. Of others it waits for what comes soon."""
         self._source, self._room, self.most = source, window, most
-        self._prepared = PooledMap[tuple[int, Any], Any](pool, lambda pair: _prepared(prepare, *pair), most, within)
+        self._prepared = PooledMap[tuple[int, Any], Any](pool, partial(_prepared, prepare), most, within)
         self._first: deque[tuple[int, Any]] = deque()  # inputs that go before the others
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither
@@ -66,29 +67,30 @@ class Prefetch:
 
     def ready(self, block: bool, use: Callable[[Any], bool] | None = None) -> list[tuple[int, Outcome[Any]]]:
         """Returns the inputs that `coming` yields."""
-        return list(self.coming(block, use))
+        return [*itertools.chain.from_iterable(self.coming(block, use))]
 
     def coming(
         self, block: bool, use: Callable[[Any], bool] | None = None
-    ) -> Generator[tuple[int, Outcome[Any]], None, None]:
-        """Yields inputs as they are prepared; waits for one when `block`. Each goes to `use` at once, which says
-        whether there is time to wait for another one."""
+    ) -> Generator[list[tuple[int, Outcome[Any]]], None, None]:
+        """Yields inputs as they are prepared, those of one task together; waits for one when `block`. Each goes to
+        `use` at once, which says whether there is time to wait for another one."""
         self._fill()
+        if not block:
+            self._prepared.work_beside()
         end: float | None = None  # of the wait for others
         any_taken = False
-        while self._waits(block, any_taken):
-            try:
-                index, outcome = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                return
-            if outcome.value is CANCELLED:
-                self._room += 1
-                continue
-            any_taken = True
-            has_time = use is not None and outcome.error is None and use(outcome.value)
-            if self.most == 1 and (end is None or has_time):
-                end = time.monotonic() + SOON
-            yield index, outcome
+        with suppress(queue.Empty):
+            while self._waits(block, any_taken):
+                taken = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
+                prepared = [(index, outcome) for index, outcome in taken if outcome.value is not CANCELLED]
+                self._room += len(taken) - len(prepared)
+                if not prepared:
+                    continue
+                any_taken = True
+                have_time = [use is not None and each.error is None and use(each.value) for _, each in prepared]
+                if self.most == 1 and (end is None or any(have_time)):
+                    end = time.monotonic() + SOON
+                yield prepared
 
     def put_first(self, inputs: Iterable[tuple[int, Any]]) -> None:
         """Adds inputs, with their indices, that are prepared before what the source has left."""
@@ -136,9 +138,11 @@ class Prefetch:
             del self._awaited[index]
             if not self._closed:
                 self._prepared.begin([(index, (index, value))])
+                self._prepared.work_beside()
 
 
-def _prepared(prepare: Callable[[int, Any], Any], index: int, value: Any) -> Any:
+def _prepared(prepare: Callable[[int, Any], Any], pair: tuple[int, Any]) -> Any:
+    index, value = pair
     if not isinstance(value, Future):
         return prepare(index, value)
     return CANCELLED if value.cancelled() else prepare(index, value.result())

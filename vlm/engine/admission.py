@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+
+import numpy as np
 
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, LimitError
 from vlm.requests.positions import Positions
-from vlm.requests.prompt_table import Contents
+from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Sequence
+from vlm.requests.sequence import Ids, Sequence
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,19 @@ class Admission:
     vision: VisionConfig | None  # of a visual encoder
     num_speculative_tokens: int = 0  # proposed for a sequence in a step, at most
 
-    def sequence(self, number: int, request: Request, num_stop_ids: int) -> Sequence:
-        """Returns the sequence of a request as number `number`. Raises InputError and LimitError for what the engine
-        cannot hold."""
+    def sources(self, requests: list[Request]) -> Items[Ids | None]:
+        """Returns the encoder's ids of each request. They are looked at all at once: None where there are none, or one
+        of all is no token of the vocabulary, so that `sequence` has to look at each."""
+        texts = [request.encoder_input_ids for request in requests]
+        ids = None if self.encoder is None else _tokens(texts, self.encoder.vocab_size)
+        return [None] * len(texts) if ids is None else ids
+
+    def sequence(self, number: int, request: Request, *, num_stop_ids: int, source: Ids | None) -> Sequence:
+        """Returns the sequence of a request as number `number`; `source`: see `sources`. Raises InputError and
+        LimitError for what the engine cannot hold."""
         features = self._num_features(request)
         contents = self._contents(request)
-        length = self._length(request, len(contents))
+        length = self._length(request, contents.num_rows)
         params, most = request.params, self.limits.max_batch_size
         _check_rows(features, self.limits.max_encoder_input_len)
         if params.num_beams > most:
@@ -36,13 +48,14 @@ class Admission:
                 f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
                 f"or give --max-batch-size {params.num_beams} or more",
             )
-        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(contents))
-        if request.encoder_input_ids is not None and self.encoder is not None:
+        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
+        if source is None and request.encoder_input_ids is not None and self.encoder is not None:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
+            source = np.array(request.encoder_input_ids, np.int32)
         _check_ids(params.known_tokens, self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
         sequence = Sequence(
-            number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=contents,
+            number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=contents, source=source,
             max_drafts=self._max_drafts(params),
         )  # fmt: skip
         first_row = self.config.vocab_size + len(request.prompt_table or ())
@@ -81,6 +94,8 @@ class Admission:
 
     def _contents(self, request: Request) -> Contents:
         """Returns what the rows of a request's prompt table are made of."""
+        if request.prompt_table is None and not request.images:
+            return NO_CONTENTS
         if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
         table = request.prompt_table
@@ -123,6 +138,20 @@ def check_encoder_input(request: Request, encoder: ModelConfig, most: int) -> No
     ids = request.encoder_input_ids or ()
     _check_rows(len(ids), most)
     _check_ids(ids, encoder.vocab_size, len(Contents.of(request.prompt_table, request.images)))
+
+
+def _tokens(texts: list[tuple[int, ...] | None], vocab_size: int) -> list[Ids] | None:
+    """Returns texts as arrays, parts of one; None where not all are texts, and of tokens of the vocabulary."""
+    known = [text for text in texts if text is not None]
+    ends = [*itertools.accumulate(map(len, known), initial=0)]
+    try:
+        packed = struct.pack(f"{ends[-1]}i", *itertools.chain.from_iterable(known))
+    except struct.error:  # what has more bits, or is no integer
+        return None
+    ids = np.frombuffer(packed, np.int32)
+    if len(known) < len(texts) or ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
+        return None
+    return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _check_rows(count: int, most: int) -> None:

@@ -30,6 +30,9 @@ class EncoderEngine:
         """`config` describes what a request's ids are, `name` is the family's, for sentences."""
         self.config, self.encoders, self.limits, self._name = config, encoders, limits, name
 
+    def expect(self, requests: list[Request]) -> None:
+        """Does nothing: none can be added."""
+
     def add(self, request: Request) -> int:
         """Raises InputError: there is nothing that could write."""
         raise InputError(

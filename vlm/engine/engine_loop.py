@@ -35,7 +35,8 @@ class EngineLoop:
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
         what the engine cannot hold."""
-        ids: list[int] = []
+        requests, ids = list(requests), list[int]()
+        self.engine.expect(requests)
         try:
             for request in requests:
                 ids.append(self.engine.add(request))

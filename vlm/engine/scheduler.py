@@ -138,8 +138,8 @@ class Scheduler:
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             if blocks:
                 self.blocks.free(blocks)
-        sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
-        sequence.pending_chunks = []
+        sequence.slots, sequence.self_blocks = [], []
+        sequence.spare_blocks = sequence.cross_blocks = sequence.pending_chunks = ()
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> int:
@@ -202,10 +202,11 @@ class Scheduler:
         if width > 1:
             sequence.spare_blocks = blocks.allocate(width, "self")
         sequence.cross_blocks = blocks.allocate(cross, "cross")
-        begins = [len(hits) * size] + [whole * size] * (width - 1)
-        sequence.pending_chunks = [
-            PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt
-        ]
+        if prompt:
+            begins = [len(hits) * size] + [whole * size] * (width - 1)
+            sequence.pending_chunks = [
+                PrefillChunk(beam, begin, prompt + num_first) for beam, begin in enumerate(begins) if begin < prompt
+            ]
         return True
 
     def _has_first(self, sequence: Sequence, known: int) -> bool:
@@ -244,7 +245,8 @@ class Scheduler:
                 return 0
             end = min(end, chunk.start + room)
             plan.prefills.append((sequence, PrefillChunk(chunk.beam, chunk.start, end)))
-            sequence.pending_chunks[:1] = [PrefillChunk(chunk.beam, end, chunk.end)] if end < chunk.end else []
+            rest = sequence.pending_chunks[1:]
+            sequence.pending_chunks = [PrefillChunk(chunk.beam, end, chunk.end), *rest] if end < chunk.end else rest
             room -= end - chunk.start
             if self.config.prefix_sharing and chunk.beam == 0:
                 self._register(sequence, chunk.start, end)

@@ -102,8 +102,21 @@ class BatchState:
         after_prompt = (places >= self.slots.prompt_lengths[s]).long()
         return (places[:, None] + self.position_deltas[s, after_prompt]).T.contiguous()
 
+    def place(self, sequences: list[Sequence]) -> None:
+        """Tells where newly admitted sequences lie: what passes over their inputs and prompts read."""
+        writer = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
+        self_blocks = [blocks for s in sequences for blocks in s.self_blocks]
+        sequences, put = [s for s in sequences for _ in s.slots], writer.put
+        put(self.self_tables, padded(self_blocks, 0))
+        put(self.cross_tables, padded([s.cross_blocks for s in sequences], 0))
+        put(self.cross_lengths, [s.num_features for s in sequences])
+        if self._changes("adapters", any_adapted(sequences)):
+            put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
+        self._table_sizes.update(zip(writer.slots, map(len, self_blocks), strict=True))
+        writer.write()
+
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
-        """Fills the slots of newly admitted sequences, all beams of one alike."""
+        """Fills the slots of newly admitted sequences, all beams of one alike: what decode steps read besides."""
         self._admit_rules(sequences, stop_ids)
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
         beams = [beam for s in sequences for beam in range(s.width)]
@@ -111,7 +124,6 @@ class BatchState:
         sequences, put = [s for s in sequences for _ in s.slots], writer.put
         settings = SharedSettings([s.request.params for s in sequences])
         self._admit_slots(sequences, settings, stop_ids, put)
-        self._admit_blocks(sequences, beams, put)
         self._admit_sampling(sequences, settings, put)
         self._admit_penalties(sequences, settings, put)
         self._admit_rare(sequences, settings, put)
@@ -136,18 +148,8 @@ class BatchState:
         if self._changes("loops", settings.any(lambda p: p.loop_detection)):
             put(state.detect_loops, settings.each(lambda p: int(p.loop_detection)))
             put(state.loop_runs, [_loop_runs(s) for s in sequences])
-        put(self.cross_lengths, [s.num_features for s in sequences])
         if self.position_deltas is not None:
             put(self.position_deltas, [s.positions.deltas for s in sequences if s.positions is not None])
-        if self._changes("adapters", any_adapted(sequences)):
-            put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
-
-    def _admit_blocks(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
-        self_blocks = [s.self_blocks[beam] for s, beam in zip(sequences, beams, strict=True)]
-        put(self.cross_tables, padded([s.cross_blocks for s in sequences], 0))
-        put(self.self_tables, padded(self_blocks, 0))
-        slots = (s.slots[beam] for s, beam in zip(sequences, beams, strict=True))
-        self._table_sizes.update(zip(slots, map(len, self_blocks), strict=True))
 
     def _admit_sampling(self, sequences: list[Sequence], settings: SharedSettings, put: Put) -> None:
         if not self._changes("draws", settings.any(lambda p: p.temperature > 0)):

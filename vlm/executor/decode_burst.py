@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class StepOutput(NamedTuple):
     code: int  # see vlm.ops.append_and_check_stop
     tokens: list[int]
     logprobs: list[float]
-    top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
+    top: Items[dict[int, float]] = ()
     logits: Tensor | None = None  # [steps, vocab] float32
     num_drafted: int = 0  # tokens proposed in all,
     num_accepted: int = 0  # … and those of them that were chosen
@@ -54,9 +55,9 @@ class DecodeBurst:
         logits = iter(() if self.logits is None else self.logits)
         return [next(logits) if s.request.params.returns_logits else None for s in self.sequences]
 
-    def _top(self) -> list[list[dict[int, float]]]:
+    def _top(self) -> Items[Items[dict[int, float]]]:
         if self.top is None:
-            return [[] for _ in self.sequences]
+            return [()] * len(self.sequences)
         ids, values = self.top[:, :, 0].tolist(), self.top[:, :, 1].contiguous().view(torch.float32).tolist()
         counts = [s.request.params.top_logprobs for s in self.sequences]
         return [

@@ -55,27 +55,12 @@ class Executor:
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
-        """Encodes what newly admitted sequences see and fills their slots."""
+        """Encodes what newly admitted sequences see, and fills their slots while the device does."""
         self.runner.reserve(sequences)
-        if with_rows := [s for s in sequences if s.contents]:
-            with self._encoding(sequences):
-                self._make_prompt_embeds(with_rows)
-        self.state.admit(sequences, stop_ids)  # the device has begun with the images
-        if self.config.cross_attention:
+        self.state.place(sequences)
+        if any(s.contents or s.num_features for s in sequences):
             self._encode(sequences)
-
-    def _encode(self, sequences: list[Sequence]) -> None:
-        """Fills the cross-attention's cache."""
-        with self._encoding(sequences):
-            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
-                self.runner.encode_texts(chunk, self._prompt_embeds)
-            for sequence in texts:
-                self.release(sequence)
-            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
-            others.sort(key=num_features)  # images of one size share passes
-            for chunk in self._passes(others):
-                self.runner.write_cross_kv(chunk, self._features(chunk))
+        self.state.admit(sequences, stop_ids)
 
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
@@ -140,6 +125,20 @@ class Executor:
         self.runner.free_cached_memory()
 
     # --- admission ---
+    def _encode(self, sequences: list[Sequence]) -> None:
+        """Encodes images and texts, of which decoders with cross-attention have their caches filled."""
+        with self._encoding(sequences):
+            self._make_prompt_embeds([s for s in sequences if s.contents])
+            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
+            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, num_features):
+                self.runner.encode_texts(chunk, self._prompt_embeds)
+            for sequence in texts:
+                self.release(sequence)
+            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            others.sort(key=num_features)  # images of one size share passes
+            for chunk in self._passes(others):
+                self.runner.write_cross_kv(chunk, self._features(chunk))
+
     @contextlib.contextmanager
     def _encoding(self, sequences: list[Sequence]) -> Iterator[None]:
         """Times what its block encodes, and says where the memory has gone if that runs out."""

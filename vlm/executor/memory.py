@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from vlm.errors import OutOfMemoryError, VlmError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FULL = "the device ran out of memory while it worked on this request; send it again later, or a smaller one."
 PHRASES = (
@@ -40,12 +45,23 @@ class suppress_out_of_memory:
         return error is not None and is_out_of_memory(error)
 
 
-class memory_errors(contextlib.ContextDecorator):
-    """Raises OutOfMemoryError with this sentence where memory runs out in its block. A class: every request that is
-    built goes through one."""
+class memory_errors:
+    """Raises OutOfMemoryError with this sentence where memory runs out in its block, or in the function that it
+    decorates. A class: every request that is built goes through one."""
 
     def __init__(self, sentence: str = FULL):
         self._sentence = sentence
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def guarded(*arguments: P.args, **options: P.kwargs) -> R:
+            try:
+                return function(*arguments, **options)
+            except BaseException as error:
+                self.__exit__(type(error), error, None)
+                raise
+
+        return guarded
 
     def __enter__(self) -> None:
         pass

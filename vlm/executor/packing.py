@@ -61,12 +61,13 @@ class HostInputs(NamedTuple):
         return self.parts_of(self.whole.to(device, non_blocking=True))
 
 
-def _rows_of(tokens: Iterable[Items[int]], chunks: Items[tuple[int, int, int]]) -> Array:
-    """Returns token ids, positions and slots [3, R] of chunks: slot, first position, rows of each."""
+def _rows_of(token_ids: npt.ArrayLike, chunks: Items[tuple[int, int, int]]) -> Array:
+    """Returns token ids, which are given [R], positions and slots [3, R] of chunks: slot, first position, rows of
+    each."""
     slots, firsts, counts = np.array(chunks, np.int32).reshape(-1, 3).T
     ends = counts.cumsum()
     rows = np.empty((3, counts.sum()), np.int32)
-    rows[0] = np.fromiter(itertools.chain.from_iterable(tokens), np.int32, rows.shape[1])
+    rows[0] = token_ids
     rows[1] = np.arange(rows.shape[1]) + np.repeat(firsts + counts - ends, counts)
     rows[2] = np.repeat(slots, counts)
     return rows
@@ -96,9 +97,11 @@ class PackedTexts:
     lengths: list[int]
 
     @classmethod
-    def from_texts(cls, texts: Items[Items[int]], slots: Items[int]) -> PackedTexts:
+    def from_texts(cls, texts: Items[npt.ArrayLike], slots: Items[int]) -> PackedTexts:
+        texts = [np.asarray(text) for text in texts]
         lengths = [len(text) for text in texts]
-        return cls(_rows_of(texts, [(slot, 0, n) for slot, n in zip(slots, lengths, strict=True)]), lengths)
+        chunks = [(slot, 0, n) for slot, n in zip(slots, lengths, strict=True)]
+        return cls(_rows_of(np.concatenate(texts), chunks), lengths)
 
     @property
     def num_rows(self) -> int:
@@ -139,7 +142,8 @@ class PackedChunks:
     @classmethod
     def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]]) -> PackedChunks:
         chunks = [(s.slots[chunk.beam], chunk.start, chunk.end - chunk.start) for s, chunk in prefills]
-        rows = _rows_of((s.tokens[chunk.start : chunk.end] for s, chunk in prefills), chunks)
+        token_ids = [*itertools.chain.from_iterable(s.tokens[chunk.start : chunk.end] for s, chunk in prefills)]
+        rows = _rows_of(token_ids, chunks)
         axes = [s.positions.between(chunk.start, chunk.end) for s, chunk in prefills if s.positions is not None]
         counts = itertools.accumulate(count for _, _, count in chunks)
         ends = [(n - 1, s.slot) for n, (s, chunk) in zip(counts, prefills, strict=True) if s.ends_with(chunk)]
@@ -178,12 +182,12 @@ def batched(items: list, size: int) -> list[list]:
 def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
     """Yields groups of at most `most` rows, an item that has more of them alone."""
     group, num_rows = [], 0
-    for item in items:
-        if group and num_rows + rows(item) > most:
+    for item, count in zip(items, map(rows, items), strict=True):
+        if group and num_rows + count > most:
             yield group
             group, num_rows = [], 0
         group.append(item)
-        num_rows += rows(item)
+        num_rows += count
     if group:
         yield group
 

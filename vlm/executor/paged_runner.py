@@ -122,9 +122,9 @@ class PagedRunner:
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
-        sources = [s.request.source_ids for s in sequences]
+        sources = [s.request.source_ids if s.source is None else s.source for s in sequences]
         texts = PackedTexts.from_texts(sources, [s.slot for s in sequences])
-        parts = [(embeds.get(s.id), ids) for s, ids in zip(sequences, sources, strict=True)] if embeds else ()
+        parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences] if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)

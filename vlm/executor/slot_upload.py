@@ -16,7 +16,7 @@ class SlotUpload:
     """Collects values of per-slot tensors, and writes them."""
 
     def __init__(self, slots: list[int], device: torch.device):
-        self._device = device
+        self.slots, self._device = slots, device
         self._targets: list[Tensor] = []
         self._parts: list[npt.NDArray] = [np.array(slots, np.int64)]
 

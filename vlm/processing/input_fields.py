@@ -99,11 +99,11 @@ def rows_of(table: PromptTable | None, vocab_size: int) -> range:
 def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
     """Returns the rows of an input's prompt table [n, hidden], a tensor, an array or a tuned prompt; InputError for
     another shape, and for NaN or infinity."""
-    import torch
-
     rows = fields.get("prompt_table")
     if rows is None or isinstance(rows, TunedPrompt):
         return rows and _tuned_table(rows)
+    import torch
+
     rows = torch.as_tensor(rows)
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")

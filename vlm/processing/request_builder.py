@@ -51,6 +51,7 @@ class RequestBuilder:
     max_seq_len: int = 0
     adapters: Mapping[str, int] = field(default_factory=dict)  # their numbers by their names
     prompt_tables: PromptTables | None = None  # of tasks that requests may name
+    _checked_names: set[frozenset[str]] = field(default_factory=set, init=False)  # of fields that go together
 
     @memory_errors()
     def build(self, source: Any, params: SamplingParams, lora: str | int | None = None) -> Request:
@@ -212,10 +213,20 @@ class RequestBuilder:
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
             return self._with_task({key: source} if is_text else {"images": [source]})
-        if unknown := [k for k in source if k not in KNOWN_KEYS]:
+        if not KNOWN_KEYS.issuperset(source):
+            unknown = [k for k in source if k not in KNOWN_KEYS]
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_task({k: v for k, v in source.items() if v is not None})
         fields = self._with_named_ids(fields)
+        if (names := frozenset(fields)) not in self._checked_names:
+            self._check_names(fields)
+            self._checked_names.add(names)
+        if "messages" in fields:
+            fields = {**fields, "messages": self.conversation(fields["messages"])}
+        return fields
+
+    def _check_names(self, fields: dict[str, Any]) -> None:
+        """Raises InputError for fields that the model does not take, or not together, whatever they hold."""
         if not self.family.takes_text and ("text" in fields or "encoder_input_ids" in fields):
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
         if not self.family.takes_images and ("images" in fields or "pixel_values" in fields):
@@ -226,9 +237,6 @@ class RequestBuilder:
         for names in (prompt_keys, ENCODER_KEYS if self.prompts is None else ("images", "pixel_values")):
             if len(both := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(both)} were given together; an input has one of them.")
-        if "messages" in fields:
-            fields = {**fields, "messages": self.conversation(fields["messages"])}
-        return fields
 
     def conversation(self, messages: Any) -> Conversation:
         """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""

@@ -10,6 +10,8 @@ MARGIN = 8  # characters at a text's beginning that depend on what came before
 
 def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
     """Cuts a text up to the first of the strings at which it stops; `keep`: with it."""
+    if not stop:
+        return text
     spans = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
     return text[: min(spans)[1]] if spans else text
 

@@ -67,10 +67,16 @@ def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
 
 def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
     """Raises InputError for names that are no options; `others` are allowed, too."""
-    options = (*others, *SamplingParams.__dataclass_fields__, *OTHER_NAMES)
+    options = _options(others)
     if unknown := [name for name in names if name not in options]:
         what = "option" if others else "sampling option"
-        raise InputError(f"{listed(unknown)} is no {what}; options are {listed(options, 80)}.")
+        raise InputError(f"{listed(unknown)} is no {what}; options are {listed([*options], 80)}.")
+
+
+@functools.cache
+def _options(others: tuple[str, ...]) -> dict[str, None]:
+    """Returns the names of all options, in their order."""
+    return dict.fromkeys((*others, *SamplingParams.__dataclass_fields__, *OTHER_NAMES))
 
 
 def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, loop_detection: bool) -> SamplingParams:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import NO_CONTENTS, Contents
@@ -16,6 +20,8 @@ from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Sequence:
     max_length: int  # tokens in all, prompt included
     num_features: int  # encoder rows
     tokens: list[int]  # prompt, then what was generated
+    source: Ids | None = None  # the encoder's tokens [num_features]
     seed: int = 0  # the request's, or one that is drawn
     num_stop_ids: int = 1  # tokens that end it, but for those of stop words
     contents: Contents = NO_CONTENTS  # behind ids beyond the vocabulary
@@ -60,10 +67,10 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     slots: list[int] = field(default_factory=list)  # one a beam
     self_blocks: list[list[int]] = field(default_factory=list)  # of each slot
-    spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
-    cross_blocks: list[int] = field(default_factory=list)
-    pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet planned
-    keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
+    spare_blocks: Items[int] = ()  # with several beams: one a slot, for copies
+    cross_blocks: Items[int] = ()
+    pending_chunks: Items[PrefillChunk] = ()  # of the prompt, not yet planned
+    keys: Items[bytes] = ()  # of the prompt's whole blocks, where they are shared
     scheduled: int = 0  # upper bound of len(tokens), or beyond max_length, once every launched burst has run
     preemptions: int = 0
     first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
@@ -81,12 +88,14 @@ class Sequence:
     width: int = field(init=False)  # slots it takes
     prompt_length: int = field(init=False)
     adapted: bool = field(init=False)
+    stops: bool = field(init=False)  # by words or strings, which the host looks for
 
     def __post_init__(self) -> None:
         params = self.request.params
         self.seed = draw_seed() if params.seed is None else params.seed
         self.width, self.prompt_length = params.num_beams, len(self.request.decoder_prompt_token_ids)
         self.adapted = self.request.adapted
+        self.stops = self.request.stops is not None or bool(params.stop_words_ids)
 
     @property
     def slot(self) -> int:
@@ -141,10 +150,11 @@ class Sequence:
 
     def update(self, num_new: int, completion: Completion | None = None) -> TokenUpdate:
         """Returns what the last `num_new` generated tokens bring."""
-        begin, tokens = self.num_generated - num_new, self.tokens
+        end = len(self.tokens)
+        begin = end - self.prompt_length - num_new
         return TokenUpdate(
             self.id,
-            tuple(tokens[len(tokens) - num_new :]),
+            tuple(self.tokens[end - num_new :]),
             tuple(self.logprobs[begin:]),
             tuple(self.top_logprobs[begin:]),
             time.perf_counter(),
