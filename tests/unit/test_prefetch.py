@@ -139,8 +139,8 @@ def test_one_alone_that_its_caller_waits_for_wakes_no_thread(pool, monkeypatch):
     squares = PooledMap[int, int](pool, lambda value: value**2)
     squares.begin([(0, 3)], awaited=True)
     assert squares.num_under_way == 1 and not squares.num_ready
-    assert squares.take() == (0, (9, None)) and not threads
+    assert squares.take() == [(0, (9, None))] and not threads
     squares.begin([(1, 4)])
     squares.begin([(2, 5)], awaited=True)
     squares.begin([(3, 6), (4, 7)], awaited=True)
-    assert len(threads) == 4 and sorted(squares.take()[1].value for _ in range(4)) == [16, 25, 36, 49]
+    assert len(threads) == 4 and sorted(squares.take()[0][1].value for _ in range(4)) == [16, 25, 36, 49]
