@@ -69,7 +69,7 @@ def test_bfloat16_of_any_size_fits(scale):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_dense_products_are_exact_up_to_the_order_of_sums(dtype):
     torch.manual_seed(0)
-    for outputs, inputs in (*SIZES, (64, 64), (50257, 1024), (70, 256)):
+    for outputs, inputs in (*SIZES, (22016, 4096), (64, 64), (50257, 1024), (70, 256)):
         weight, bias = torch.randn(outputs, inputs, device="cuda", dtype=dtype), torch.randn(outputs, device="cuda")
         bias, x = bias.to(dtype), (torch.randn(1, inputs, device="cuda") + 0.5).to(dtype)
         for ending in ENDINGS:
@@ -89,7 +89,7 @@ def test_dense_products_are_exact_up_to_the_order_of_sums(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_norm_ahead_is_computed_by_a_dense_product(dtype, centred):
     torch.manual_seed(0)
-    for outputs, inputs in ((4096, 4096), (96, 256), (512, 512), (50272, 1024)):
+    for outputs, inputs in ((4096, 4096), (22016, 4096), (96, 256), (512, 512), (50272, 1024)):
         weight = torch.randn(outputs, inputs, device="cuda", dtype=dtype)
         x = (torch.randn(1, inputs, device="cuda") * 3 + 1).to(dtype)
         gain, shift, delta = (torch.randn(inputs, device="cuda").to(dtype) for _ in range(3))

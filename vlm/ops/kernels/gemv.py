@@ -32,7 +32,8 @@ RINGS = {8: 96 * 1024, 16: 112 * 1024}
 # waits behind them
 IN_FLIGHT, OF_SMALL = {8: 64 * 1024, 16: 48 * 1024}, 32 * 1024
 LARGE = 48 * 1024  # bytes of the weight beyond which a program of several tiles has twice the warps
-MOST_DENSE = 128 * 1024**2  # bytes of a weight of 16 bits: of larger ones linear.py's kernel reads more a second
+# bytes of a weight of 16 bits without gates: larger ones are heads', of which linear.py's kernel reads more a second
+MOST_DENSE = 192 * 1024**2
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 INT8, E4M3, INT4, DENSE = range(4)
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.uint8: INT4} | dict.fromkeys(X_TYPES, DENSE)
@@ -129,7 +130,7 @@ class Shape:
         """Tells whether boxes can be copied of a weight of these sizes, and a program has room for its results."""
         if self.outputs % TILE_ROWS and (self.gated or self.kind == INT4):
             return False
-        if self.kind == DENSE and 2 * self.inputs * self.outputs > MOST_DENSE:
+        if self.kind == DENSE and not self.gated and 2 * self.inputs * self.outputs > MOST_DENSE:
             return False
         whole_lines = self.inputs % PIECE_INPUTS[self.kind] == 0 and self.num_pieces * PIECE % LINE == 0
         whole_groups = self.num_pieces % self.groups == 0 and not (self.zero and self.groups % 2)
