@@ -1,7 +1,7 @@
 """Matrix-vector product for a batch of one row: each program streams a few whole rows of the weight.
 
-For weights that gemv.py does not take: heads of more than MOST_DENSE bytes (32,064 rows of 4,096 take 85.7 µs with their
-norm, by that one 92.4, on an H100), float32's results of odd sizes, and GPUs without compute capability 9.0.
+For weights that gemv.py does not take: heads of more than MOST_DENSE bytes (32,064 rows of 4,096 take 85.7 µs with
+their norm, by that one 92.4, on an H100), float32's results of odd sizes, and GPUs without compute capability 9.0.
 """
 
 from __future__ import annotations
