@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,22 @@ def test_what_was_set_comes_back(setting):
     with pytest.raises(ZeroDivisionError), whole_float32():
         raise ZeroDivisionError
     assert allowed() == setting
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_a_process_that_sets_convolutions_by_themselves_keeps_that(precision):
+    """Torch does not say then whether it allows fewer bits in all."""
+    cudnn: Any = torch.backends.cudnn
+    cudnn.allow_tf32 = precision == "ieee"
+    try:
+        cudnn.conv.fp32_precision = precision
+        with pytest.raises(RuntimeError):
+            allowed()
+        with whole_float32():
+            assert cudnn.conv.fp32_precision == "ieee"
+        assert cudnn.conv.fp32_precision == precision
+    finally:
+        cudnn.allow_tf32 = True  # torch's own
 
 
 def test_others_of_another_thread_are_still_within(setting):

@@ -3,31 +3,45 @@ which it is for the whole process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 class _Within:
-    """How many are within `whole_float32`, of any threads, and what held before the first."""
+    """How many are within `whole_float32`, of any threads; `restore` sets back what held before the first."""
 
     def __init__(self) -> None:
-        self.lock, self.count, self.before = Lock(), 0, True
+        self.lock, self.count = Lock(), 0
+        self.restore: Callable[[], object] = lambda: None
 
     def enter(self) -> None:
         with self.lock:
             if self.count == 0:
-                self.before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+                self.restore = _take_whole()
             self.count += 1
 
     def leave(self) -> None:
         with self.lock:
             self.count -= 1
             if self.count == 0:
-                torch.backends.cudnn.allow_tf32 = self.before
+                self.restore()
+
+
+def _take_whole() -> Callable[[], object]:
+    """Has cuDNN take float32 as it is, and returns what sets back how it was."""
+    cudnn: Any = torch.backends.cudnn
+    try:
+        allowed, cudnn.allow_tf32 = cudnn.allow_tf32, False
+    except RuntimeError:  # the process has set convolutions by themselves, of which this setting does not tell
+        precision, cudnn.conv.fp32_precision = cudnn.conv.fp32_precision, "ieee"
+        return partial(setattr, cudnn.conv, "fp32_precision", precision)
+    return partial(setattr, cudnn, "allow_tf32", allowed)
 
 
 _within = _Within()
