@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,17 @@ def test_a_measurement_is_not_lost_on_a_full_disk():
     result = call(*words.split())
     assert "--json /dev/full cannot be written: No space left" in one_sentence(result)
     assert "8 in, 2 out, batch 1" in result.stdout
+
+
+def test_looking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path):
+    """A run that fails minutes later leaves no empty file; what a pipe's reader waits for does not end."""
+    file, pipe = tmp_path / "new" / "result.json", tmp_path / "pipe"
+    check_writable(file)
+    assert file.parent.is_dir() and not file.exists()
+    file.write_text("{}")
+    check_writable(file)
+    assert file.read_text() == "{}"
+    os.mkfifo(pipe)
+    check_writable(pipe)  # opening it would wait for a reader
+    with pytest.raises(InputError, match=r"--json .* cannot be written: Is a directory"):
+        check_writable(tmp_path)

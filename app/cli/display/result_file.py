@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,27 @@ from vlm.errors import InputError
 
 
 def check_writable(file: Path | None, option: str = "--json") -> None:
-    """Raises InputError for a file that cannot be written, before minutes are spent."""
+    """Raises InputError for a file that cannot be written, before minutes are spent; leaves no file behind."""
     if file is None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.open("a").close()
     except OSError as error:
         raise _refusal(file, option, error) from None
+    check_opens(file, option)
+
+
+def check_opens(file: Path, option: str) -> None:
+    """Raises InputError for a file that cannot be opened to be written; it is as it was then, or not there."""
+    is_new = not os.path.lexists(file)
+    if not is_new and not file.is_file() and not file.is_dir():
+        return  # a pipe would end when it is closed
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise _refusal(file, option, error) from None
+    if is_new:
+        file.unlink()
 
 
 def write_result(result: dict[str, Any], file: Path | None, option: str = "--json") -> None:

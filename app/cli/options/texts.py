@@ -16,6 +16,7 @@ import typer
 from vlm.errors import InputError, listed
 from vlm.options import option
 from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.display.result_file import check_opens
 from vlm_app.cli.errors import PARTLY_FAILED, print_error
 from vlm_app.cli.options import decoding
 
@@ -118,17 +119,9 @@ def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> 
     """Raises InputError for a file that cannot be written or that is read; leaves nothing behind."""
     if out is None:
         return
-    new = not os.path.lexists(out)
-    if not new and any(out.exists() and file.exists() and out.samefile(file) for file in inputs):
+    if out.exists() and any(file.exists() and out.samefile(file) for file in inputs):
         raise InputError(f"{option} {out} is the file that is read; give another one.")
-    if not new and not out.is_file() and not out.is_dir():
-        return  # a pipe would end when it is closed
-    try:
-        out.open("ab").close()
-    except OSError as error:
-        raise InputError(f"{option} {out} cannot be written: {error.strerror}.") from None
-    if new:
-        out.unlink()
+    check_opens(out, option)
 
 
 def streams(texts: list[str] | None, out: Path | None, as_json: bool, sampling: Mapping[str, Any] = ONE) -> bool:
