@@ -75,7 +75,7 @@ class PooledMap(Generic[T, R]):
         with self._lock:
             self._begun += len(values)
         self._helps = self._most > 1 or is_own
-        size = max(1, min(self._most, -(-len(values) // THREADS)))  # a task for each thread
+        size = max(1, min(self._most, -(-len(values) // THREADS)))  # so that who takes the first can begin with it
         for first in range(0, len(values), size):
             self._tasks.append(values[first : first + size])
             if self._most == 1 and not is_own:

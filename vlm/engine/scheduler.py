@@ -107,11 +107,7 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Admits whom there are slots and blocks for, ahead of the step that plans their prompts and has them
         decode."""
-        admitted = []
-        while (sequence := self._admit_next()) is not None:
-            self._plan_chunks(sequence, Plan(), room=0)
-            admitted.append(sequence)
-        return admitted
+        return list(iter(self._admit_next, None))
 
     def requeue_all(self) -> None:
         """Requeues all after a step that failed: nobody runs, and no block's content is trusted. The running ones wait
