@@ -165,9 +165,13 @@ COMMANDS = (
     ("qwen2.5-vl-3b-640x360", 220,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
      "--input-output-len 32,512 --image-size 640x360 --hf-new-tokens 48 --repeats 3 --profile"),
-    ("qwen2.5-vl-3b-1920x1080", 270,
+    ("qwen2.5-vl-3b-1920x1080", 220,
      "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
-     "--input-output-len 32,128;32,512 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "
+     "--input-output-len 32,128 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "
+     "--repeats 3 --profile"),
+    ("qwen2.5-vl-3b-1920x1080-512", 300,
+     "prompt --arch qwen2.5-vl-3b --random-weights --dtype bfloat16 --batch-size 32 "
+     "--input-output-len 32,512 --image-size 1920x1080 --hf-batch-size 8 --hf-new-tokens 32 "
      "--repeats 3 --profile"),
     ("pix2struct-base-throughput", 70,
      "throughput --arch pix2struct-base --random-weights --dtype bfloat16 --batch-size 64 "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -203,7 +204,7 @@ class Pipeline:
         With on_error="yield" an input's own error takes its Output's place; else it is raised.
         """
         params, steps = self._params(sampling), self.processor.page_steps
-        pages = None if steps is None else PagesInSteps(steps)
+        pages, own_thread = None if steps is None else PagesInSteps(steps), threading.get_ident()
         self._reset_timings()
 
         def request(number: int, source: Any) -> Request:
@@ -212,10 +213,15 @@ class Pipeline:
             own, settings = pages.begin(number, source, params.num_return_sequences)
             return self._builder.build(own, self._params({**settings, **sampling}) if settings else params, lora)
 
+        def prepared(number: int, source: Any) -> Request:
+            # what this thread makes itself is one alone: it is hashed while the device is at work on it
+            built, is_own = request(number, source), threading.get_ident() == own_thread
+            return built if is_own else _hashed(built)
+
         feed = self.feed = Prefetch(
             self._workers,
             enumerate(inputs),
-            request,
+            prepared,
             self._window(window),
             most=1 if self.family.takes_images else TEXTS_TOGETHER,
             within=self._preparing,
@@ -296,7 +302,7 @@ class Pipeline:
     def request(self, source: Any, *, lora: str | int | None = None, **sampling: Any) -> Request:
         """Returns what an input becomes: token ids or pixels, where the output begins, the settings with the model's
         own."""
-        return self._builder.build(source, self._params(sampling), lora)
+        return _hashed(self._builder.build(source, self._params(sampling), lora))
 
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         fields, sampling = self._split(options)
@@ -337,3 +343,10 @@ class Pipeline:
         self.llm.encoders.timer.reset()
         self._preprocess_seconds, self._tokens = 0.0, 0
         self._started, self._ended = time.perf_counter(), None
+
+
+def _hashed(request: Request) -> Request:
+    """Returns a request whose images have their keys."""
+    for image in request.images:
+        image.compute_key()
+    return request

@@ -54,7 +54,7 @@ class PooledMap(Generic[T, R]):
         self._pool, self._function, self._most, self._within = pool, function, most, within
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
         self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
-        self._helps = most > 1  # does who waits a part?
+        self._own_waits = False  # is there a task that no thread was asked for, but who waits is to do?
         self._begun, self._ended, self._taken = 0, 0, 0
         self._lock = threading.Lock()  # of what begins and ends: any thread may hand values in
 
@@ -74,12 +74,13 @@ class PooledMap(Generic[T, R]):
         is_own = awaited and len(values) == 1 and not self.num_under_way
         with self._lock:
             self._begun += len(values)
-        self._helps = self._most > 1 or is_own
         size = max(1, min(self._most, -(-len(values) // THREADS)))  # so that who takes the first can begin with it
-        for first in range(0, len(values), size):
-            self._tasks.append(values[first : first + size])
-            if self._most == 1 and not is_own:
+        tasks = [values[first : first + size] for first in range(0, len(values), size)]
+        self._tasks.extend(tasks)
+        if self._most == 1 and not is_own:
+            for _ in tasks:
                 self._pool.submit(self._run_next)
+        self._own_waits = self._own_waits or is_own
 
     def work_beside(self) -> None:
         """Has short work done that nobody waits for yet. One thread does: it holds Python's lock, for which others
@@ -89,8 +90,8 @@ class PooledMap(Generic[T, R]):
 
     def take(self, timeout: float | None = None) -> list[tuple[int, Outcome[R]]]:
         """Waits for the next task's outcomes. Raises queue.Empty where none comes within `timeout` seconds."""
-        while self._helps and self._finished.empty() and self._run_next():
-            pass
+        while (self._most > 1 or self._own_waits) and self._finished.empty() and self._run_next():
+            self._own_waits = False
         outcomes = self._finished.get(timeout=timeout)
         self._taken += len(outcomes)
         return outcomes

@@ -44,7 +44,7 @@ class Prefetch:
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither
         self._exhausted = self._closed = False
-        self._fill()
+        self._fill(awaited=True)
 
     @property
     def more(self) -> bool:
@@ -114,7 +114,8 @@ class Prefetch:
             return False
         return not any_taken or self._prepared.num_under_way > 0
 
-    def _fill(self) -> None:
+    def _fill(self, *, awaited: bool = False) -> None:
+        """Begins with what there is room for; `awaited`: who asks waits for it, and makes one that is alone itself."""
         begun: list[tuple[int, tuple[int, Any]]] = []
         for index, value in itertools.islice(itertools.chain(self._taken_first(), self._source), self._room):
             self._room -= 1
@@ -123,7 +124,7 @@ class Prefetch:
             else:
                 begun.append((index, (index, value)))
         self._exhausted = self._room > 0
-        self._prepared.begin(begun)
+        self._prepared.begin(begun, awaited=awaited and self._exhausted)
 
     def _taken_first(self) -> Iterator[tuple[int, Any]]:
         while self._first:

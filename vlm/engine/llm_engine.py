@@ -145,6 +145,8 @@ class LLMEngine:
         is not whole."""
         self.free_cached_memory()
         self._updates += self._collect()
+        for sequence in self.scheduler.running:
+            self.executor.release(sequence)
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")

@@ -20,6 +20,7 @@ class EncoderCache:
         self.capacity = capacity
         self.hits = self.misses = 0
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._glances: OrderedDict[bytes, bytes] = OrderedDict()  # of the images whose features are kept, by their keys
 
     def features(
         self,
@@ -30,24 +31,34 @@ class EncoderCache:
     ) -> dict[bytes, Tensor]:
         """Returns each image's features by its key; those that are not there are encoded, each once. Another adapter
         makes other features."""
-        distinct, before = {image.key: image for image in images}, adapter_key(adapter_id)
+        before = adapter_key(adapter_id)
+        # a key takes milliseconds, in which the device is at work already where a glance says that all are new
+        encoded = encode([*images]) if images and self._are_new(images) else None
+        distinct = {image.key: image for image in images}
         by_key = {key: self._features[before + key] for key in distinct if before + key in self._features}
         missing = [image for key, image in distinct.items() if key not in by_key]
         self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
         if missing:
-            results = encode(missing)
+            results = encode(missing) if encoded is None else encoded
             by_key |= {image.key: features for image, features in zip(missing, results, strict=True)}
-        for key in distinct:
-            self._keep(before + key, by_key[key])
+        for key, image in distinct.items():
+            self._keep(before + key, by_key[key], image.glance)
         return by_key
 
     def clear(self) -> None:
         self._features.clear()
+        self._glances.clear()
 
-    def _keep(self, key: bytes, features: torch.Tensor) -> None:
+    def _are_new(self, images: Items[Image]) -> bool:
+        """Says whether no image is equal to another one or to one whose features are kept, for what a glance sees."""
+        glances = {image.glance for image in images}
+        return len(glances) == len(images) and glances.isdisjoint(self._glances.values())
+
+    def _keep(self, key: bytes, features: torch.Tensor, glance: bytes) -> None:
         if not self.capacity:
             return
-        self._features[key] = features
-        self._features.move_to_end(key)
-        while len(self._features) > self.capacity:
-            self._features.popitem(last=False)
+        self._features[key], self._glances[key] = features, glance
+        for kept in (self._features, self._glances):
+            kept.move_to_end(key)
+            while len(kept) > self.capacity:
+                kept.popitem(last=False)

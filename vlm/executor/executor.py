@@ -52,15 +52,17 @@ class Executor:
         self.first_rows = self.rows[0].clone()
         self.beam_rows = BeamRows(padding_slot, self.device)
         self._prompt_embeds: dict[int, Tensor] = {}  # [n, hidden] of sequences, while their prompts are computed
+        self._placed: dict[Sequence, Items[int]] = {}  # whose slots are yet to be filled, with their end tokens
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
-        """Encodes what newly admitted sequences see, and fills their slots while the device does."""
+        """Encodes what newly admitted sequences see. Their slots are filled once the device has their prompts, too:
+        nothing before a decode step reads what is in them."""
         self.runner.reserve(sequences)
         self.state.place(sequences)
         if any(s.contents or s.num_features for s in sequences):
             self._encode(sequences)
-        self.state.admit(sequences, stop_ids)
+        self._placed.update(zip(sequences, stop_ids, strict=True))
 
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
@@ -70,12 +72,14 @@ class Executor:
             for part in batched(prefills, 1 if self.batch_invariant else len(prefills)):
                 self.runner.prefill(part, self._prompt_embeds)
         for sequence in {s for s, _ in prefills if not s.pending_chunks}:
-            self.release(sequence)
+            self._drop_embeds(sequence)
+        self._fill_slots()
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], steps: int, drafts: int, *, first: list[Sequence]) -> DecodeBurst:
         """Starts `steps` decode steps of these sequences, with so many `drafts` in each; the `first` of them have a
         token of their prefill ahead of these. Returns before they are done."""
+        self._fill_slots()
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
         plan, most_new = SamplingPlan.from_sequences(sequences, drafts), steps * (1 + drafts) + bool(first)
@@ -115,8 +119,9 @@ class Executor:
         return [hypotheses_of(itertools.islice(rows, s.width), s.prompt_length) for s in sequences]
 
     def release(self, sequence: Sequence) -> None:
-        """Drops what was held for a sequence's prompt."""
-        self._prompt_embeds.pop(sequence.id, None)
+        """Drops what is held for a sequence, whose slots are others' from now on."""
+        self._drop_embeds(sequence)
+        self._placed.pop(sequence, None)
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later. Sequences are admitted again."""
@@ -133,7 +138,7 @@ class Executor:
             for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, num_features):
                 self.runner.encode_texts(chunk, self._prompt_embeds)
             for sequence in texts:
-                self.release(sequence)
+                self._drop_embeds(sequence)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
             others.sort(key=num_features)  # images of one size share passes
             for chunk in self._passes(others):
@@ -171,6 +176,12 @@ class Executor:
         missing = (_pass_size(len(parts[0])) - len(parts)) * len(parts[0]) if self.batch_invariant else 0
         return F.pad(torch.cat(parts), (0, 0, 0, missing)) if missing else torch.cat(parts)
 
+    def _fill_slots(self) -> None:
+        """Fills the slots of the sequences that were admitted since."""
+        if self._placed:
+            placed, self._placed = self._placed, {}
+            self.state.admit([*placed], [*placed.values()])
+
     # --- prompt embeddings ---
     def _make_prompt_embeds(self, sequences: list[Sequence]) -> None:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
@@ -183,6 +194,9 @@ class Executor:
             if self.encoders.encoder is None and last >= 0:
                 for slot in sequence.slots:
                     self.state.last_prompt_embed[slot] = embeds[last]
+
+    def _drop_embeds(self, sequence: Sequence) -> None:
+        self._prompt_embeds.pop(sequence.id, None)
 
     # --- decode ---
     def _append_first(self, sequences: list[Sequence]) -> None:

@@ -35,10 +35,10 @@ class ImageInputs:
     def of_prompt(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Returns the images of a prompt; `sources`: those of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            return tuple(self._image(each).hashed() for each in _each(pixels))
+            return tuple(self._image(each) for each in _each(pixels))
         sources = fields.get("images") or sources or []
         sources = sources if isinstance(sources, list | tuple) else [sources]
-        return tuple(self._read_image(source).hashed() for source in sources)
+        return tuple(self._read_image(source) for source in sources)
 
     def of_encoder(self, fields: dict[str, Any]) -> Image | None:
         """Returns the image that a decoder attends to; None: it is given something else."""

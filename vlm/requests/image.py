@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from vlm.config import VisionConfig
 
+GLANCED = 256  # values that a glance takes
+
 
 @dataclass(frozen=True, eq=False)
 class Image:
@@ -58,7 +60,13 @@ class Image:
         digest = self.digest or pixel_digest(self.pixels.numpy(), self.normalization)
         return content_key(repr(self.grid).encode(), digest)
 
-    def hashed(self) -> Image:
-        """Returns itself once its key is computed: that takes milliseconds, which the engine's thread has not."""
+    @cached_property
+    def glance(self) -> bytes:
+        """Returns a hash of a few of its pixels, which takes microseconds: images that differ in it are not equal."""
+        values = self.pixels.reshape(-1)
+        few = values[:: max(1, len(values) // GLANCED)].numpy().tobytes()
+        return content_key(repr((self.grid, self.pixels.shape)).encode(), few)
+
+    def compute_key(self) -> None:
+        """Computes its key: that takes milliseconds, which the engine's thread has not where it decodes."""
         _ = self.key
-        return self
