@@ -82,12 +82,25 @@ def _known(model_type: Any) -> bool:
 
 
 def model_class(folder: Path) -> type[PreTrainedModel]:
-    """Returns what loads the folder's model as a whole."""
+    """Returns what loads the folder's model as a whole. Raises InputError for a configuration that Hugging Face
+    refuses."""
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+    except (ValueError, StrictDataclassError) as error:
+        raise InputError(
+            f"Hugging Face's transformers refuses the config.json of {folder.name}: {_reason(error)}; mend it, or give"
+            " the folder as it was published."
+        ) from error
     rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     return getattr(transformers, WITH_IMAGES.get(config.model_type, rest))
+
+
+def _reason(error: Exception) -> str:
+    """Returns what was wrong in the first place, without what names it again."""
+    return str(error.__cause__ or error).strip().removesuffix(".")
 
 
 def language_part(model: Any) -> Any:

@@ -87,6 +87,16 @@ def test_a_model_of_another_family(tmp_path):
     assert "mini-nougat is a nougat model, the engine was made of a" in found.stderr
 
 
+def test_a_configuration_that_hugging_face_refuses(tmp_path):
+    engine = engine_dir(tiny.llama(seed=3, kind="qwen2"), tmp_path)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config["layer_types"] += config["layer_types"]
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    found = verified(engine.path, tmp_path / "hf")
+    assert found.exit_code == 2 and len(found.stderr.splitlines()) == 1
+    assert "refuses the config.json of hf: `num_hidden_layers` (" in found.stderr and "mend it" in found.stderr
+
+
 def test_a_larger_type_of_the_reference(tmp_path):
     engine = rebuilt(engine_dir(tiny.gpt2(seed=1), tmp_path), dtype="bfloat16")
     same = verified(engine.path, tmp_path / "hf", "--new-tokens", 8)

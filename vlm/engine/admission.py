@@ -118,9 +118,11 @@ class Admission:
         if length > most or prompt >= most:
             new = params.max_new_tokens or 1
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
+            images = ", or fewer or smaller images" if request.images else ""
+            step = "ask for fewer" if prompt < most else f"give a shorter prompt{images}"
             raise LengthError(
                 f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - most} more than the"
-                f" {most} that the engine was built for; ask for fewer",
+                f" {most} that the engine was built for; {step}",
                 self._longer(prompt + new, most - prompt),
             )
         return length

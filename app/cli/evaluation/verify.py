@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from vlm.errors import InputError, listed
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.options.common import Json, ReferenceDType, check_reference
+from vlm_app.cli.options.decoding import ROOM_FOR_ANOTHER
 from vlm_app.cli.options.groups import RUNTIME, takes
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def verify(
 
     with Progress() as progress:
         folder = folder_of(against, progress=progress)
-        pipeline = vlm.load(engine, runtime=runtime, progress=progress)
+        pipeline = vlm.load(engine, runtime=replace(runtime, **ROOM_FOR_ANOTHER), progress=progress)
     build = pipeline.engine.build
     tolerances = Tolerances.for_build(build, tolerance)
     verdicts = compare(pipeline, folder, new_tokens, seed=seed, reference_dtype=reference_dtype)
