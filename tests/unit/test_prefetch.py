@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ def pool():
         yield pool
 
 
-def drained(feed: Prefetch) -> dict[int, object]:
+def drained(feed: Prefetch) -> dict[int, Any]:
     """Takes what is left; an error stands for itself."""
-    results: dict[int, object] = {}
+    results: dict[int, Any] = {}
     while feed.more:
         for index, outcome in feed.ready(block=True):
             results[index] = outcome.error or outcome.value
@@ -144,3 +145,29 @@ def test_one_alone_that_its_caller_waits_for_wakes_no_thread(pool, monkeypatch):
     squares.begin([(2, 5)], awaited=True)
     squares.begin([(3, 6), (4, 7)], awaited=True)
     assert len(threads) == 4 and sorted(squares.take()[0][1].value for _ in range(4)) == [16, 25, 36, 49]
+
+
+def test_what_its_caller_is_to_make_is_made_whatever_else_begins_before(pool):
+    squares = PooledMap[int, int](pool, lambda value: value**2)
+    squares.begin([(0, 3)], awaited=True)
+    squares.begin([])
+    squares.begin([(1, 4), (2, 5)])
+    assert sorted(squares.take()[0][1].value for _ in range(3)) == [9, 16, 25] and not squares.num_under_way
+
+
+@pytest.mark.parametrize(("count", "own"), [(1, True), (2, False)])
+def test_who_asks_for_one_input_alone_prepares_it(pool, count, own):
+    feed = Prefetch(pool, enumerate(range(count)), lambda index, value: threading.get_ident(), window=4)
+    by_index = drained(feed)
+    assert len(by_index) == count and (by_index[0] == threading.get_ident()) == own
+
+
+def test_what_follows_from_one_input_alone_is_prepared_by_threads(pool):
+    feed = Prefetch(pool, enumerate("a"), lambda index, value: (value, threading.get_ident()), window=4)
+    ((_, outcome),) = feed.ready(block=True)
+    feed.put_first([(1, "b"), (2, "c")])
+    feed.done()
+    rest = drained(feed)
+    assert outcome.value == ("a", threading.get_ident())
+    assert {i: value for i, (value, _) in rest.items()} == {1: "b", 2: "c"}
+    assert threading.get_ident() not in {thread for _, thread in rest.values()}
