@@ -88,3 +88,16 @@ def test_where_memory_runs_out_those_are_lost_that_were_begun_with(bart, recorde
 
 def test_an_engine_without_a_device_of_its_own_has_none_ahead(bart):
     assert TextsAhead.of(bart.loop) is None
+
+
+def test_who_is_gone_before_its_slot_is_filled_leaves_it_to_the_next(bart):
+    """Slots are filled once prompts are on their way: what was admitted ahead may have ended by then."""
+    engine, settings = bart.llm, {"max_new_tokens": 6, "ignore_eos": True}
+    first, second = ([bart.request(each, **settings) for each in inputs()[i : i + 5]] for i in (0, 1))
+    want = [completion.token_ids for completion in bart.complete(second)]
+    gone = bart.loop.add(first)  # as many as run at once
+    engine.admit()
+    assert set(engine.executor._placed) == set(engine.scheduler.running) and len(gone) == 5
+    bart.loop.abort(gone)
+    assert [completion.token_ids for completion in bart.complete(second)] == want
+    assert not engine.executor._placed and is_empty(bart)
