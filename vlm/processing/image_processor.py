@@ -96,8 +96,9 @@ class ImageProcessor:
         return self._spec.draw_question(image, question, self._folder)
 
     def read(self, image: Image.Image) -> ImagePixels:
-        """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""
-        return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization, image.size)
+        """Turns an RGB image into what requests hold, not hashed yet. Raises ImageError as a call does."""
+        pixels = self._checked([image])[0].numpy()
+        return ImagePixels(pixels, self._transform.normalization, digest=None, picture_size=image.size)
 
     def _checked(self, images: Sequence[Image.Image]) -> Tensor:
         pixels = self._processed(images)

@@ -70,7 +70,7 @@ def read_pixels(
 
 def _processed(source: ProcessorSource, question: str | None, page: Image.Image) -> ImagePixels:
     own = processor(source)
-    return own.read(own.with_question(page, question))
+    return own.read(own.with_question(page, question)).hashed()
 
 
 def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:

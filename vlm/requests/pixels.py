@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -33,18 +33,17 @@ class ImagePixels:
 
     pixels: np.ndarray  # [C, H, W]; levels uint8 with a normalization, else values float32
     normalization: Normalization | None
-    digest: bytes
+    digest: bytes | None  # of the pixels, where it is computed already
     picture_size: tuple[int, int] | None = None  # (width, height) of the picture; None: there was none
 
     @classmethod
-    def of(
-        cls,
-        pixels: np.ndarray,
-        normalization: Normalization | None = None,
-        picture_size: tuple[int, int] | None = None,
-    ) -> ImagePixels:
-        """Hashes pixels, which takes milliseconds."""
-        return cls(pixels, normalization, pixel_digest(pixels, normalization), picture_size)
+    def of(cls, pixels: np.ndarray, normalization: Normalization | None = None) -> ImagePixels:
+        """Makes them of pixels, which are hashed."""
+        return cls(pixels, normalization, None).hashed()
+
+    def hashed(self) -> ImagePixels:
+        """Returns them with their digest, for which a process that makes pixels for others has the milliseconds."""
+        return replace(self, digest=self.digest or pixel_digest(self.pixels, self.normalization))
 
 
 def pixel_values(pixels: Tensor, normalization: Normalization | None) -> Tensor:

@@ -35,4 +35,4 @@ def read_page(document: OpenDocument, page: int, images: PageImages | None, cloc
     with clock("draw"):
         picture = document.render(page, None if images.exact_pixels else own)
     with clock("process"):
-        return own.read(own.with_question(picture, images.question))
+        return own.read(own.with_question(picture, images.question)).hashed()
