@@ -38,10 +38,10 @@ from vlm.executor.encoders import Encoders
 from vlm.executor.executor import Executor
 from vlm.executor.graph_pool import GraphPool
 from vlm.processing.request_builder import RequestBuilder
-from vlm.requests.image import Image
+from vlm.requests import image
 
 STAGES = (
-    (RequestBuilder, "build"), (Image, "hashed"), (ImagesAhead, "take"), (ImagesAhead, "encode"),
+    (RequestBuilder, "build"), (image, "pixel_digest"), (ImagesAhead, "take"), (ImagesAhead, "encode"),
     (Encoders, "encode_ahead"), (LLMEngine, "add"), (LLMEngine, "step"), (Scheduler, "schedule"), (Executor, "admit"),
     (BatchState, "admit"), (Executor, "prefill"), (Executor, "launch"), (DecodeBurst, "collect"),
     (OutputReader, "merged"),
@@ -76,7 +76,7 @@ class Clock:
                 self._spans[f"GPU {name}"].append((at[0], at[1]))
         return self._spans
 
-    def _note(self, owner: type, name: str, stage: str) -> None:
+    def _note(self, owner: Any, name: str, stage: str) -> None:
         call: Callable[..., Any] = getattr(owner, name)
 
         @functools.wraps(call)
