@@ -98,3 +98,8 @@ def listed(items: Iterable[object], limit: int = 8) -> str:
     words = [str(item) for item in items]
     rest = len(words) - limit
     return ", ".join(words[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Returns what another library's error says in its first line, or its name: for a sentence of ours."""
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -11,7 +11,7 @@ from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.store import locate
-from vlm.errors import InputError
+from vlm.errors import InputError, first_line
 from vlm.registry.catalogs import converter_of, match_family
 
 if TYPE_CHECKING:
@@ -91,16 +91,11 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (ValueError, StrictDataclassError) as error:
         raise InputError(
-            f"Hugging Face's transformers refuses the config.json of {folder.name}: {_reason(error)}; mend it, or give"
-            " the folder as it was published."
+            f"Hugging Face's transformers refuses the config.json of {folder.name}:"
+            f" {first_line(error.__cause__ or error)}; mend it, or give the folder as it was published."
         ) from error
     rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     return getattr(transformers, WITH_IMAGES.get(config.model_type, rest))
-
-
-def _reason(error: Exception) -> str:
-    """Returns what was wrong in the first place, without what names it again."""
-    return str(error.__cause__ or error).strip().removesuffix(".")
 
 
 def language_part(model: Any) -> Any:

@@ -49,4 +49,4 @@ def test_images_alike_at_a_glance_are_told_apart():
         features = cache.features(images, lambda images: [image.pixels for image in images])
         assert all(features[image.key] is image.pixels for image in images)
     cache.clear()
-    assert not cache._glances
+    assert not cache._kept

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.artifacts.hf_folder import PROCESSOR_FILES
 from vlm.artifacts.model_files import ModelFiles
 from vlm.artifacts.quantization_files import QUANTIZATION_FILES
-from vlm.errors import ModelNotFoundError
+from vlm.errors import ModelNotFoundError, first_line
 from vlm.limits import MAX_TOKENIZER_BYTES
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def download(
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # the client checks names of files and commits, and takes the rest for well-formed
         raise ModelNotFoundError(
-            f"the Hub's answer about the model {repo_id} cannot be used ({_first_line(error)[:200]}); check the"
+            f"the Hub's answer about the model {repo_id} cannot be used ({first_line(error)[:200]}); check the"
             " endpoint (HF_ENDPOINT), or give a folder on disk."
         ) from error
     raise ModelNotFoundError(f"the Hub's model {repo_id} {reason}.")
@@ -160,7 +160,7 @@ def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
         if (folder := _complete(name, revision)) is not None:
             return folder
     raise ModelNotFoundError(
-        f"the Hub's model {repo_id} could not be fetched ({_first_line(error)}) and is not in the local cache;"
+        f"the Hub's model {repo_id} could not be fetched ({first_line(error)}) and is not in the local cache;"
         " check the network and run again (a broken download resumes), or give a folder on disk."
     ) from error
 
@@ -208,10 +208,6 @@ def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 def _size(info: ModelInfo, files: list[str]) -> int:
     return sum(file.size or 0 for file in info.siblings or () if file.rfilename in files)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _meter(description: str, total: int, progress: Progress | None) -> type:

@@ -19,8 +19,7 @@ class EncoderCache:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.hits = self.misses = 0
-        self._features: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._glances: OrderedDict[bytes, bytes] = OrderedDict()  # of the images whose features are kept, by their keys
+        self._kept: OrderedDict[bytes, tuple[Tensor, bytes]] = OrderedDict()  # features and the image's glance, by key
 
     def features(
         self,
@@ -35,7 +34,7 @@ class EncoderCache:
         # a key takes milliseconds, in which the device is at work already where a glance says that all are new
         encoded = encode([*images]) if images and self._are_new(images) else None
         distinct = {image.key: image for image in images}
-        by_key = {key: self._features[before + key] for key in distinct if before + key in self._features}
+        by_key = {key: self._kept[before + key][0] for key in distinct if before + key in self._kept}
         missing = [image for key, image in distinct.items() if key not in by_key]
         self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
         if missing:
@@ -46,19 +45,17 @@ class EncoderCache:
         return by_key
 
     def clear(self) -> None:
-        self._features.clear()
-        self._glances.clear()
+        self._kept.clear()
 
     def _are_new(self, images: Items[Image]) -> bool:
         """Says whether no image is equal to another one or to one whose features are kept, for what a glance sees."""
         glances = {image.glance for image in images}
-        return len(glances) == len(images) and glances.isdisjoint(self._glances.values())
+        return len(glances) == len(images) and glances.isdisjoint(glance for _, glance in self._kept.values())
 
     def _keep(self, key: bytes, features: torch.Tensor, glance: bytes) -> None:
         if not self.capacity:
             return
-        self._features[key], self._glances[key] = features, glance
-        for kept in (self._features, self._glances):
-            kept.move_to_end(key)
-            while len(kept) > self.capacity:
-                kept.popitem(last=False)
+        self._kept[key] = features, glance
+        self._kept.move_to_end(key)
+        while len(self._kept) > self.capacity:
+            self._kept.popitem(last=False)
