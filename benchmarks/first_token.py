@@ -1,10 +1,14 @@
-"""Shows what the host and the GPU are at until prompts with images have their first tokens: a tool for who looks for
-where one waits for the other.
+"""Shows what the host and the GPU are at until prompts have their first tokens: a tool for who looks for where one waits
+for the other.
 
-    python benchmarks/first_token.py MODEL                one prompt, an image and 32 tokens; MODEL as vlm.load takes it
+    python benchmarks/first_token.py MODEL                one prompt of 32 tokens; MODEL as vlm.load takes it
     python benchmarks/first_token.py MODEL --prompts 32
     python benchmarks/first_token.py llava-1.5-7b --random FOLDER    random weights, which FOLDER keeps
+    python benchmarks/first_token.py t5-small --random FOLDER --prompts 128 --tokens 64 --new-tokens 64
     python benchmarks/first_token.py mini-llava --cpu     does it run?
+
+A prompt has an image ahead of its tokens where the model takes images; of a model with an encoder of texts the tokens
+are the text.
 
 What it prints are medians in milliseconds from the call on: when a stage began first and ended last, and what all its
 calls took. Stages of the device (GPU) are between events; how long it had nothing to do between an image's pass and its
@@ -27,6 +31,7 @@ import torch
 import vlm
 from vlm.api.images_ahead import ImagesAhead
 from vlm.api.outputs import OutputReader
+from vlm.api.texts_ahead import TextsAhead
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
@@ -37,14 +42,16 @@ from vlm.executor.decode_burst import DecodeBurst
 from vlm.executor.encoders import Encoders
 from vlm.executor.executor import Executor
 from vlm.executor.graph_pool import GraphPool
+from vlm.executor.paged_runner import PagedRunner
 from vlm.processing.request_builder import RequestBuilder
 from vlm.requests import image
 
 STAGES = (
     (RequestBuilder, "build"), (image, "pixel_digest"), (ImagesAhead, "take"), (ImagesAhead, "encode"),
-    (Encoders, "encode_ahead"), (LLMEngine, "add"), (LLMEngine, "step"), (Scheduler, "schedule"), (Executor, "admit"),
+    (TextsAhead, "take"), (Encoders, "encode_ahead"), (LLMEngine, "expect"), (LLMEngine, "add"), (LLMEngine, "step"),
+    (Scheduler, "schedule"), (Executor, "admit"), (BatchState, "place"), (PagedRunner, "encode_texts"),
     (BatchState, "admit"), (Executor, "prefill"), (Executor, "launch"), (DecodeBurst, "collect"),
-    (OutputReader, "merged"),
+    (LLMEngine, "_apply"), (OutputReader, "merged"),
 )  # fmt: skip
 Spans = dict[str, list[tuple[float, float]]]  # (begin, end) in seconds, by stage
 
@@ -111,19 +118,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompts", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=32, help="of a prompt (default 32)")
+    parser.add_argument("--new-tokens", type=int, default=1, help="with more the table is of all of them (default 1)")
     parser.add_argument("--random", type=Path, metavar="FOLDER")
+    parser.add_argument("--dtype", default="float16", help="of random weights (default float16)")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
-    model = args.model if args.random is None else _random_engine(args.model, args.random, max(32, args.prompts))
+    model, size = args.model, max(32, args.prompts)
+    if args.random is not None:
+        model = _random_engine(args.model, args.random, size, args.dtype)
     pipeline = vlm.load(model, runtime=RuntimeConfig("cpu" if args.cpu else "cuda"))
     clock, generator = Clock(pipeline.device), torch.Generator().manual_seed(0)
     stages: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for run in range(args.runs + 5):
-        inputs = [_prompt(pipeline, generator) for _ in range(args.prompts)]
+        inputs = [_prompt(pipeline, args.tokens, generator) for _ in range(args.prompts)]
         clock.begin()
         began = time.perf_counter()
-        pipeline.generate(inputs, max_new_tokens=1, ignore_eos=True)
+        pipeline.generate(inputs, max_new_tokens=args.new_tokens, ignore_eos=True)
         total = time.perf_counter() - began
         spans = clock.spans(pipeline.llm.encoders.timer) | {"all": [(0.0, total)]}
         for stage, times in spans.items() if run >= 5 else ():
@@ -135,21 +147,23 @@ def main() -> None:
         print(f"{stage:32}" + "".join(f"{1e3 * seconds:9.2f}" for seconds in row))
 
 
-def _random_engine(arch: str, folder: Path, batch_size: int) -> Path:
-    """Returns an engine of random weights in float16, which is made where there is none."""
-    engine = folder / f"{arch}-engine-{batch_size}"
+def _random_engine(arch: str, folder: Path, batch_size: int, dtype: str) -> Path:
+    """Returns an engine of random weights, which is made where there is none."""
+    engine = folder / f"{arch}-{dtype}-{batch_size}"
     if not engine.exists():
-        checkpoint = random_checkpoint(arch, folder / f"{arch}-checkpoint", dtype="float16")
-        build_engine(checkpoint, engine, BuildConfig(dtype="float16", max_batch_size=batch_size, max_seq_len=1024))
+        checkpoint = random_checkpoint(arch, folder / f"{arch}-checkpoint", dtype=dtype)
+        build_engine(checkpoint, engine, BuildConfig(dtype=dtype, max_batch_size=batch_size, max_seq_len=1024))
     return engine
 
 
-def _prompt(pipeline: vlm.Pipeline, generator: torch.Generator) -> dict[str, Any]:
-    """Draws an image and 32 tokens that follow its rows."""
+def _prompt(pipeline: vlm.Pipeline, count: int, generator: torch.Generator) -> dict[str, Any]:
+    """Draws so many tokens, which follow an image's rows where the model takes images."""
     vision, vocab_size = pipeline.processor.vision, pipeline.config.vocab_size
-    assert vision is not None  # it takes images
+    tokens = torch.randint(3, vocab_size, (count,), generator=generator).tolist()
+    if vision is None:
+        has_encoder = pipeline.llm.encoders.encoder is not None
+        return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": tokens}
     height, width = vision.usual_size
-    tokens = torch.randint(3, vocab_size, (32,), generator=generator).tolist()
     return {
         "pixel_values": torch.randn(vision.num_channels, height, width, generator=generator),
         "decoder_prompt_token_ids": [*range(vocab_size, vocab_size + vision.rows_of(height, width)), *tokens],
