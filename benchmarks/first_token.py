@@ -1,5 +1,5 @@
-"""Shows what the host and the GPU are at until prompts have their first tokens: a tool for who looks for where one waits
-for the other.
+"""Shows what the host and the GPU are at until prompts have their first tokens: a tool for who looks for where one
+waits for the other.
 
     python benchmarks/first_token.py MODEL                one prompt of 32 tokens; MODEL as vlm.load takes it
     python benchmarks/first_token.py MODEL --prompts 32

@@ -28,27 +28,43 @@ def test_it_compiles_for_every_type_and_ending(kind):
         assert nvrtc.compiled("gemm.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("activation", [None, Activation("gelu")])
 @pytest.mark.parametrize("kind", sorted(gemm.ITEM_BYTES))
 @pytest.mark.parametrize("rows", [2, 8, 9, 64, 65, 128])
-def test_programs_share_the_inputs_and_a_processor_s_memory(kind, rows):
+def test_programs_share_the_inputs_and_a_processor_s_memory(kind, rows, activation):
     for inputs, outputs in SIZES:
-        shape = gemm.shape_of(kind, rows, inputs, outputs, False, PROCESSORS)
+        shape = gemm.shape_of(kind, rows, inputs, outputs, activation, PROCESSORS)
         lines = inputs * gemm.ITEM_BYTES[kind] // gemm.LINE
         if not lines:
             continue
-        assert rows <= shape.rows and shape.rows % shape.splits == 0 and shape.splits <= max(1, lines)
-        programs = min(gemm.MOST_PROGRAMS, -(-shape.tiles * shape.splits // PROCESSORS))
+        tiles_of_rows = -(-rows // shape.rows)
+        assert shape.rows % shape.splits == 0 and shape.splits <= max(1, lines)
+        programs = min(gemm.MOST_PROGRAMS, -(-shape.tiles * shape.splits * tiles_of_rows // PROCESSORS))
         assert shape.stages > 0 and programs * (shape.shared + 1024) <= MEMORY
-        assert shape.splits == 1 or shape.tiles * shape.splits <= PROCESSORS
+        assert shape.splits == tiles_of_rows == 1 or shape.tiles * shape.splits * tiles_of_rows <= PROCESSORS
+
+
+def test_rows_are_shared_out_where_the_weight_leaves_processors_idle():
+    size = {"rows": 128, "processors": PROCESSORS}
+    shapes = [
+        gemm.shape_of(gemm.BFLOAT16, inputs=inputs, outputs=outputs, activation=act, **size)
+        for inputs, outputs, act in (
+            (512, 512, None), (1024, 1024, None), (1024, 4096, Activation("gelu")), (4096, 1024, None),
+            (2048, 2048, None),
+        )
+    ]  # fmt: skip
+    assert [(shape.rows, shape.splits) for shape in shapes] == [(32, 1), (32, 1), (128, 2), (128, 4), (128, 2)]
+    fewer = [gemm.shape_of(gemm.BFLOAT16, 64, inputs, inputs, None, PROCESSORS).rows for inputs in (512, 1024)]
+    assert fewer == [32, 64]
 
 
 def test_narrow_weights_of_many_inputs_are_shared_out():
     shapes = [
-        gemm.shape_of(gemm.FLOAT16, 32, *size, False, PROCESSORS) for size in ((512, 512), (4096, 1024), (4096, 12288))
+        gemm.shape_of(gemm.FLOAT16, 32, *size, None, PROCESSORS) for size in ((512, 512), (4096, 1024), (4096, 12288))
     ]
     assert [(shape.tiles, shape.splits) for shape in shapes] == [(8, 1), (16, 8), (192, 1)]
     # boxes of gates, and of what they gate
-    assert gemm.shape_of(gemm.E4M3, 32, 4096, 22016, True, PROCESSORS).box_rows == 32
+    assert gemm.shape_of(gemm.E4M3, 32, 4096, 22016, Activation("silu", gated=True), PROCESSORS).box_rows == 32
 
 
 def test_off_cuda_products_are_the_library_s():

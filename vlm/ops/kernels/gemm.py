@@ -22,6 +22,7 @@ LINE, TILE, WARPS = 128, 64, 5  # as in gemm.cu: bytes of a row of a stage, rows
 ROWS = (8, 16, 32, 64, 128)  # of a program
 LARGEST_CLUSTER = 8
 SHORT = 4  # lines of a program
+FEW_ROWS, FEW_LINES = 32, 8  # of a program whose weights others read again
 MEMORY, EXTRAS = 227 * 1024, 2560  # bytes of a processor, and of a program beside its stages
 MOST_PROGRAMS = 4  # of a processor
 MOST_ROWS, MANY_ROWS = 128, 64
@@ -94,8 +95,7 @@ def linear(
 ) -> Tensor:
     """Returns the activation of x weightᵀ + bias [R, N], for what `fits` says yes to: x [R, K] and weight [N, K] of one
     type, of 8 bits with scales [R, 1] and [N, 1]."""
-    gated = activation is not None and activation.gated
-    shape = shape_of(KINDS[x.dtype], len(x), x.shape[1], len(weight), gated, num_processors(x.device))
+    shape = shape_of(KINDS[x.dtype], len(x), x.shape[1], len(weight), activation, num_processors(x.device))
     width = len(weight) if activation is None else activation.width(len(weight))
     y = torch.empty((len(x), width), dtype=dtype, device=x.device)
     act = 0 if activation is None else ACTIVATIONS[activation.name]
@@ -110,17 +110,39 @@ def linear(
 
 
 @functools.cache
-def shape_of(kind: int, rows: int, inputs: int, outputs: int, gated: bool, processors: int) -> Shape:
-    """Returns how a product is shared out, as measured on an H100 within layers of models from T5-small to LLaMA-7B,
-    of 4 to 128 rows: a processor has one program, and no program less than SHORT lines that others could have."""
+def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activation | None, processors: int) -> Shape:
+    """Returns how a product is shared out, as measured within layers of models from T5-small to LLaMA-7B, of 4 to 128
+    rows, on an H100 and an H200."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
-    tiles, lines, splits = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, 1
-    most_splits = 1 if lines <= MOST_STAGES[kind] else 2 if padded == ROWS[-1] else LARGEST_CLUSTER
-    while splits < most_splits and 2 * splits * tiles <= processors and lines >= 2 * splits * SHORT:
+    tiles, lines, splits, tile = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, 1, padded
+    is_long, many = lines > MOST_STAGES[kind], padded == MOST_ROWS
+    if is_long or activation is not None:  # which takes a program long, and a cluster's programs share as well
+        splits = _num_splits(tiles, lines // (1 if is_long else 2), processors, many=many)
+    if many or lines <= FEW_LINES:
+        tile = _tile_rows(padded, splits * tiles, processors // (2 if many and is_long else 1))
+    programs = splits * tiles * padded // tile
+    share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
+    room = (MEMORY // share - EXTRAS) // (LINE * (TILE + tile))
+    stages = min(MOST_STAGES[kind], -(-lines // splits), room)
+    return Shape(kind, tile, inputs, outputs, activation is not None and activation.gated, splits, stages)
+
+
+def _num_splits(tiles: int, lines: int, processors: int, *, many: bool) -> int:
+    """Returns how many programs share the inputs of a tile; of `many` rows their sums take long to merge."""
+    most, splits = 4 if many else LARGEST_CLUSTER, 1
+    while splits < most and lines >= 2 * splits * SHORT:
+        if 2 * splits * tiles > (processors // 2 if many and splits > 1 else processors):
+            break
         splits *= 2
-    programs = min(MOST_PROGRAMS, -(-tiles * splits // processors))  # of a processor
-    room = (MEMORY // programs - EXTRAS) // (LINE * (TILE + padded))
-    return Shape(kind, padded, inputs, outputs, gated, splits, min(MOST_STAGES[kind], -(-lines // splits), room))
+    return splits
+
+
+def _tile_rows(rows: int, programs: int, processors: int) -> int:
+    """Returns the rows of a program: the fewer it has the sooner they are there, and the more often a weight is
+    read."""
+    while rows > FEW_ROWS and 2 * programs <= processors:
+        rows, programs = rows // 2, 2 * programs
+    return rows
 
 
 @functools.cache
