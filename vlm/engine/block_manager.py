@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
@@ -22,7 +23,9 @@ class BlockManager:
         self._kinds = [""] * self.num_blocks  # of those that have owners
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._evictable: dict[int, None] = {}  # without owners, found by their key; the oldest first
+        # without owners, found by their key; the oldest first, which a plain dict is the longer in finding the more it
+        # has lost
+        self._evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_blocks(self) -> int:
@@ -96,11 +99,10 @@ class BlockManager:
     def reset_prefix_cache(self) -> None:
         """Lets no block be found by what it holds any more."""
         self._free += self._evictable
-        self._evictable, self._by_key, self._keys = {}, {}, {}
+        self._evictable, self._by_key, self._keys = OrderedDict(), {}, {}
 
     def _evict(self) -> int:
-        block = next(iter(self._evictable))
-        del self._evictable[block]
+        block, _ = self._evictable.popitem(last=False)
         del self._by_key[self._keys.pop(block)]
         return block
 
