@@ -79,13 +79,13 @@ COMMANDS = (
     ("llava-1.5-7b-fp8-batch-32", 160,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 --backend torch,torch-fp8+kv-fp8 "
      "--batch-size 32 --input-output-len 32,128 --repeats 3 --profile --no-hf"),
-    ("llava-1.5-7b-prompt", 120,
+    ("llava-1.5-7b-prompt", 240,
      "prompt --arch llava-1.5-7b --random-weights --dtype float16 --batch-size 1;8;32 "
      "--input-output-len 32,128 --hf-new-tokens 32 --repeats 3 --hf-repeats 1 --profile"),
     ("flan-t5-xl-int8", 100,
      "text --arch flan-t5-xl --random-weights --dtype bfloat16 --backend torch,torch-int8 "
      "--input-output-len 350,128 --no-hf --repeats 5 --profile"),
-    ("gpt2-medium-prompt", 80,
+    ("gpt2-medium-prompt", 120,
      "prompt --arch gpt2-medium --random-weights --dtype float16 --batch-size 1;32 "
      "--input-output-len 128,128 --hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),
     ("bart-large-cnn-lora", 75,

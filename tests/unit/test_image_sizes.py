@@ -20,6 +20,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
 from vlm.executor.encoders import Encoders
 from vlm.executor.graph_pool import MAX_GRAPH_SHAPES
+from vlm.executor.packing import pass_sizes
 from vlm.executor.torch_encoders import TorchEncoders
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
@@ -232,9 +233,16 @@ def test_graphs_are_of_few_shapes():
     assert set(graphs) == {("encode", 2, 3, 2, 1 + i) for i in range(MAX_GRAPH_SHAPES)}
 
 
+def test_passes_leave_little_of_a_graph_empty():
+    sizes = {1: [1], 2: [2], 3: [4], 5: [4, 1], 6: [8], 7: [8], 8: [8], 9: [8, 1], 11: [8, 4], 12: [16], 21: [16, 4, 1]}
+    assert {count: pass_sizes(count) for count in sizes} == sizes
+
+
 def test_graphs_are_of_numbers_of_images_that_warming_up_meets():
     encoders, graphs = encoders_with_graphs()
     for count in range(1, 9):
-        images = [Image(image, 1) for image in pictures(*[(2, 3)] * count)]
-        assert len(encoders.encode_pixels(images)) == count
+        images = pictures(*[(2, 3)] * count)
+        features = encoders.encode_pixels([Image(image, 1) for image in images])
+        assert len(features) == count
+        assert all(torch.equal(x, image.flatten(1).t() * 2) for x, image in zip(features, images, strict=True))
     assert set(graphs) == {("encode", count, 3, 2, 3) for count in (1, 2, 4, 8)}

@@ -16,7 +16,7 @@ from vlm.executor.adapters import AdapterCache
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packed_images import PatchEncoder
-from vlm.executor.packing import batched
+from vlm.executor.packing import batched, largest_power_of_two
 from vlm.executor.prompt_embeds import Parts, joined
 from vlm.executor.timing import DeviceTimer
 from vlm.executor.upload import kind_of, upload_images
@@ -42,7 +42,8 @@ class EncoderNetworks(Protocol):
     stream: torch.cuda.Stream | None  # on which passes over images may run beside decoding
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call."""
+        """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call; what follows
+        them is of no image."""
         ...
 
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
@@ -162,7 +163,8 @@ class Encoders:
         """Returns how many images [C, H, W] of a shape are encoded in one pass: at most, or always."""
         if not self.batch_invariant:
             return self.max_encoder_batch_size
-        return min(self.max_encoder_batch_size, max(1, PASS_PIXELS // pixels[0].numel()))
+        # a power of two is one pass, whatever else: see TorchEncoders.encode
+        return largest_power_of_two(min(self.max_encoder_batch_size, max(1, PASS_PIXELS // pixels[0].numel())))
 
     def _values(self, images: Items[Image], size: int) -> Tensor:
         """Returns pixel values [n, C, H, W] of images of one kind on the device. The batch-invariant pass has `size`

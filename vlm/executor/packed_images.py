@@ -18,7 +18,7 @@ from torch import Tensor
 from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.networks import rounding_ahead
-from vlm.executor.packing import batched, batched_by_tokens
+from vlm.executor.packing import batched, batched_by_tokens, largest_power_of_two
 from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
@@ -63,7 +63,7 @@ class PatchEncoder:
         """Yields the images of each pass: of one size powers of two, so that passes come again and are graphs."""
         are_alike = self.graphs is not None and len({image.pixels.shape for image in images}) == 1
         while images:
-            count = 1 << (len(images).bit_length() - 1) if are_alike else len(images)
+            count = largest_power_of_two(len(images)) if are_alike else len(images)
             yield images[:count]
             images = images[count:]
 

@@ -227,6 +227,18 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def largest_power_of_two(most: int) -> int:
+    """Returns the largest power of two that is not above `most`, which is above 0."""
+    return 1 << (most.bit_length() - 1)
+
+
+def pass_sizes(count: int) -> list[int]:
+    """Returns the sizes, powers of two, of passes over so many things together: the next one where no more than a
+    quarter of it is left empty, else the last one and what the rest takes."""
+    size = power_of_two(count)
+    return [size] if 4 * count >= 3 * size else [size // 2, *pass_sizes(count - size // 2)]
+
+
 def bucket_of(rows: int, limit: int) -> int:
     """Returns the batch size a graph is captured for: powers of two up to 16, then multiples of 16."""
     if rows <= 16:

@@ -6,12 +6,13 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.networks import required, rounding_ahead
-from vlm.executor.packing import PackedTexts, power_of_two
+from vlm.executor.packing import PackedTexts, pass_sizes
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
@@ -41,12 +42,14 @@ class TorchEncoders:
     def encode(self, pixel_values: Tensor) -> Tensor:
         visual = required(self._visual_pass)
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
-        # what number of images comes together is chance, and to capture a graph for each would halt the work as often:
-        # those that warming up meets have one
-        is_usual = len(pixels) == power_of_two(len(pixels))
-        if self.graphs is None or not is_usual or not self._graph_shapes.chooses(pixels.shape[1:]):
+        if self.graphs is None or not self._graph_shapes.chooses(pixels.shape[1:]):
             return visual(pixels)
-        return self.graphs.replay(("encode", *pixels.shape), visual, pixels)
+        # what number of images comes together is chance, and to capture a graph for each would halt the work as often
+        sizes = pass_sizes(len(pixels))
+        if missing := sum(sizes) - len(pixels):
+            pixels = F.pad(pixels, (0, 0) * (pixels.ndim - 1) + (0, missing))
+        parts = [self.graphs.replay(("encode", *part.shape), visual, part) for part in pixels.split(sizes)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         texts = [tokens for _, tokens in parts]
