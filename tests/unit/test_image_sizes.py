@@ -220,8 +220,9 @@ def encoders_with_graphs() -> tuple[Encoders, dict]:
             return pixels.flatten(2).transpose(1, 2) * 2
 
     graphs = Pool()
-    networks = TorchEncoders(Doubled(), None, device=torch.device("cpu"), dtype=torch.float32, graphs=graphs)
-    return Encoders(networks, RuntimeConfig()), graphs
+    runtime, options = RuntimeConfig(), {"device": torch.device("cpu"), "dtype": torch.float32, "graphs": graphs}
+    networks = TorchEncoders(Doubled(), None, max_batch_size=runtime.max_encoder_batch_size, **options)
+    return Encoders(networks, runtime), graphs
 
 
 def test_graphs_are_of_few_shapes():
@@ -235,7 +236,9 @@ def test_graphs_are_of_few_shapes():
 
 def test_passes_leave_little_of_a_graph_empty():
     sizes = {1: [1], 2: [2], 3: [4], 5: [4, 1], 6: [8], 7: [8], 8: [8], 9: [8, 1], 11: [8, 4], 12: [16], 21: [16, 4, 1]}
-    assert {count: pass_sizes(count) for count in sizes} == sizes
+    assert {count: pass_sizes(count, 32) for count in sizes} == sizes
+    # memory is for no more than are asked for
+    assert [pass_sizes(count, count) for count in (1, 3, 6, 7, 8)] == [[1], [2, 1], [4, 2], [4, 4], [8]]
 
 
 def test_graphs_are_of_numbers_of_images_that_warming_up_meets():

@@ -69,7 +69,8 @@ def create_encoders(
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
         return Encoders(SlotEncoders(**options), runtime, ranks)
-    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device, ranks), adapters=adapters), runtime, ranks)
+    graphs, most = _graphs(runtime, device, ranks), runtime.max_encoder_batch_size
+    return Encoders(TorchEncoders(**options, max_batch_size=most, graphs=graphs, adapters=adapters), runtime, ranks)
 
 
 def _paged_runner(

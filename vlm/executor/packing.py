@@ -232,11 +232,13 @@ def largest_power_of_two(most: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def pass_sizes(count: int) -> list[int]:
-    """Returns the sizes, powers of two, of passes over so many things together: the next one where no more than a
-    quarter of it is left empty, else the last one and what the rest takes."""
+def pass_sizes(count: int, most: int) -> list[int]:
+    """Returns the sizes, powers of two, of passes over so many things together: the next one, where that is not above
+    `most` and no more than a quarter of it is left empty, else the last one and what the rest takes."""
     size = power_of_two(count)
-    return [size] if 4 * count >= 3 * size else [size // 2, *pass_sizes(count - size // 2)]
+    if size == count or (size <= most and 4 * count >= 3 * size):
+        return [size]
+    return [size // 2, *pass_sizes(count - size // 2, most)]
 
 
 def bucket_of(rows: int, limit: int) -> int:

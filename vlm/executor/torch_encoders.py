@@ -29,11 +29,14 @@ class TorchEncoders:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        max_batch_size: int,
         graphs: GraphPool | None = None,
         adapters: AdapterCache | None = None,
     ):
+        """`max_batch_size`: of images in a pass."""
         self.adapters = adapters or AdapterCache()
         self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
+        self._max_batch_size = max_batch_size
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph_shapes = GraphShapes()
         self._visual_pass = None if visual is None else rounding_ahead(visual, device)
@@ -45,7 +48,7 @@ class TorchEncoders:
         if self.graphs is None or not self._graph_shapes.chooses(pixels.shape[1:]):
             return visual(pixels)
         # what number of images comes together is chance, and to capture a graph for each would halt the work as often
-        sizes = pass_sizes(len(pixels))
+        sizes = pass_sizes(len(pixels), self._max_batch_size)
         if missing := sum(sizes) - len(pixels):
             pixels = F.pad(pixels, (0, 0) * (pixels.ndim - 1) + (0, missing))
         parts = [self.graphs.replay(("encode", *part.shape), visual, part) for part in pixels.split(sizes)]
