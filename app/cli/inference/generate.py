@@ -89,7 +89,7 @@ def generate(
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
         pipeline, items, lambda text: {key: text, **fields}, out=files.out,
-        stream=texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
+        stream=texts.streams(prompt, files.out, as_json, sampling), what="prompt", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip
 

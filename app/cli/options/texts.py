@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, counted, listed
 from vlm.options import option
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.display.result_file import check_opens
@@ -146,22 +146,22 @@ def run_job(
     out: Path | None,
     stream: bool,
     *,
-    what: str = "texts",
+    what: str = "text",
     **options: Any,
 ) -> None:
-    """Writes what a TextJob with these options makes of each item and reports on stderr, where the items are called
-    `what`; exits with 1 if some failed."""
+    """Writes what a TextJob with these options makes of each item and reports on stderr, where one of them is a `what`;
+    exits with 1 if some failed."""
     from vlm_app.text.job import TextJob
     from vlm_app.text.token_ids import without_padding
 
     items = without_padding(_of_model(items, pipeline.capabilities), pipeline.config.pad_token_id)
     with _opened(out) as file, Progress() as progress:
         if not _on_terminal(out):  # where lines would run through the bar
-            options["show"] = lambda report: progress(what.capitalize(), report.texts, 0, _rate(report))
+            options["show"] = lambda report: progress(f"{what.capitalize()}s", report.texts, 0, _rate(report))
         running = TextJob(pipeline, to_input, file, **options)
         report = running.stream(next(iter(items))) if stream else running.run(items)
-    rate = _rate(report, ", ")
-    print(f"{report.texts} {what}, {report.tokens} tokens in {report.seconds:.2f} s{rate}", file=sys.stderr)
+    texts, tokens = counted(report.texts, what), counted(report.tokens, "token")
+    print(f"{texts}, {tokens} in {report.seconds:.2f} s{_rate(report, ', ')}", file=sys.stderr)
     for failure in report.failures:
         print_error(failure)
     if report.failures:
