@@ -7,10 +7,10 @@ block follows the number of the adapter that all is computed with.
 
 from __future__ import annotations
 
-import hashlib
+from array import array
 from collections import defaultdict
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -31,20 +31,23 @@ def block_keys(
     """Returns the keys of all whole blocks of `tokens`, of which the first may be known. Id vocab_size + i stands for
     row i of `contents`."""
     first, end = len(known) * block_size, len(tokens) // block_size * block_size
-    ids = np.array(tokens[first:end], np.int64)
-    named = _named_rows(ids, block_size, vocab_size, contents) if contents else {}
-    identities, size = ids.astype("<u4").tobytes(), 4 * block_size
+    ids, named = array("I", tokens[first:end]), dict[int, bytes]()
+    if contents:
+        rows = np.array(ids, np.int64)
+        named = _named_rows(rows, block_size, vocab_size, contents)
+        ids = array("I", rows.astype(np.uint32).tobytes())
+    identities, size = ids.tobytes(), ids.itemsize * block_size
     keys, before = [*known], known[-1] if known else adapter_key(adapter_id)
     for block, begin in enumerate(range(0, len(identities), size)):
-        identity = identities[begin : begin + size] + named.get(block, b"")
-        before = hashlib.blake2b(before + identity, digest_size=16).digest()
+        identity = identities[begin : begin + size]
+        if block in named:
+            identity += named[block]
+        before = blake2b(before + identity, digest_size=16).digest()
         keys.append(before)
     return keys
 
 
-def _named_rows(
-    ids: npt.NDArray[np.int64], block_size: int, vocab_size: int, contents: Contents
-) -> Mapping[int, bytes]:
+def _named_rows(ids: npt.NDArray[np.int64], block_size: int, vocab_size: int, contents: Contents) -> dict[int, bytes]:
     """Replaces ids that stand for rows by those of their places in what they are rows of; returns what that is by
     block: wherever such rows begin in it, the place there and the content's key."""
     at, begins = (ids >= vocab_size).nonzero()[0], np.array(contents.begins)
