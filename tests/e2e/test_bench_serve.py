@@ -13,6 +13,8 @@ import pytest
 from tests.server_kit import EXAMPLES, load, serving
 from vlm_app.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 VERB = ["bench", "serve"]
 FEW = ["--num-prompts", "4", "--num-warmups", "1", "--output-len", "4-8", "--input-len", "20-40"]
 

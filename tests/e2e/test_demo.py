@@ -18,6 +18,8 @@ from tests.server_kit import aborts, command, is_empty, load, until
 from vlm.errors import InputError
 
 gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")
+
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SENTENCE = "The old ship is small."
 UNHEARD_OF = "Quarks wobble beneath seven velvet trombones."

@@ -12,6 +12,8 @@ import vlm
 from tests import idefics3_kit, server_kit
 from tests.cli_kit import call, one_sentence
 
+pytestmark = pytest.mark.slow
+
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
 
 

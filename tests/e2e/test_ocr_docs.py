@@ -17,6 +17,8 @@ import pytest
 from tests.ocr_jobs import EXAMPLES, book, left
 from vlm_app.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs" / "ocr.md"
 FENCE = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
 QUICK = ["--device", "cpu", "--max-new-tokens", "4", "--batch-size", "4", "--workers", "0"]
@@ -126,7 +128,6 @@ def test_every_option_is_told():
         assert f"`--{option}" in text
 
 
-@pytest.mark.slow
 def test_the_commands_for_ray_run(folder, capsys, monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra ocr-cluster is not installed")
     blocks = [text for mark, text in fences("bash", slow=True) if mark == "slow"]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.ocr_jobs import SHORT, Jobs, book, commits, kill_group, left, mixture
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
@@ -42,7 +44,6 @@ def test_a_killed_job_goes_on(jobs, tmp_path):
     assert left(killed) == left(whole) and set(left(whole)) == {"0.md", "1.md", "2.md"}
 
 
-@pytest.mark.slow
 def test_300_pages_and_20_kills(jobs, tmp_path):
     options = (*SHORT, "--format", "jsonl", "--workers", "1")
     killed, whole = killed_and_whole(jobs, tmp_path, [120, 1, 60, 40, 79], 20, options)
@@ -52,7 +53,6 @@ def test_300_pages_and_20_kills(jobs, tmp_path):
     assert left(killed) == left(whole)
 
 
-@pytest.mark.slow
 def test_worker_counts_and_20_kills_of_all_processes_give_the_same_bytes(tmp_path):
     jobs, source = Jobs(tmp_path / "cache", kill=kill_group), tmp_path / "in"
     pages, options = mixture(source), ("--device", "cpu", "--batch-size", "4", "--max-new-tokens", "40")

@@ -12,8 +12,10 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 from tests.cli_kit import call
 from vlm.build.store import packaged_models
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MINI = [pytest.param(name, marks=[] if name == "mini-t5" else pytest.mark.slow) for name in sorted(packaged_models())]
+MINI = sorted(packaged_models())
 
 
 @pytest.mark.parametrize("name", MINI)

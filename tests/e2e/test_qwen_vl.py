@@ -13,6 +13,8 @@ from tests import qwen_kit, server_kit
 from tests.cli_kit import call, one_sentence
 from visual_engines.families.qwen_vl import PAGE_PROMPTS
 
+pytestmark = pytest.mark.slow
+
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
 
 

@@ -24,6 +24,8 @@ from tests.cli_kit import call
 from tests.media_kit import Child, children
 from tests.server_kit import EXAMPLES, alone, asked, command, free_port, until
 
+pytestmark = pytest.mark.slow
+
 TEXT = "translate English to German: The old ship is small."
 QUESTIONS = ("Read the sign.", "How many objects are there?", "Which shape is pink?")
 SCENES = [EXAMPLES / f"scene{i}.png" for i in (1, 2, 3)]
@@ -219,13 +221,12 @@ def check_kill(url: str, triton, count: int) -> None:
     assert {row["outstanding"] for row in replicas(url)} == {0}
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [16, 120])
 def test_nothing_is_lost_or_mixed_when_a_replica_is_killed(served, triton, count):
     check_kill(served, triton, count)
     assert len({infer(triton) for _ in range(4)}) == 1  # of both, one of them a new process
 
 
-@pytest.mark.slow  # the default tests have this front above replicas without processes: test_replica_front
 def test_the_last_replica_that_is_gone_is_said(served, client):
     for row in replicas(served):
         os.kill(row["pid"], signal.SIGKILL)
@@ -238,7 +239,6 @@ def test_the_last_replica_that_is_gone_is_said(served, client):
     assert client.chat.completions.create(model="mini-t5", **chat(TEXT)).choices[0].finish_reason == "stop"
 
 
-@pytest.mark.slow
 def test_a_replica_that_hangs_is_started_again_and_nothing_is_lost():
     with command("mini-t5", "--replicas", "2", "--unresponsive-seconds", "3") as (_, address):
         url, body = f"http://{address}", json.dumps({"model": "mini-t5"} | chat(TEXT)).encode()
@@ -257,7 +257,6 @@ def command_line(child: Child) -> bytes:
     return Path(f"/proc/{child.pid}/cmdline").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_ends_its_replica_and_no_other(tmp_path):
     """Its first rank answers for its health all the while."""
     assert call("build", "mini-t5", "-o", tmp_path / "two", "--tp-size", "2").exit_code == 0
@@ -286,7 +285,6 @@ def processes(process: subprocess.Popen, url: str) -> list[Child]:
     return found
 
 
-@pytest.mark.slow
 def test_no_process_outlives_the_front():
     with command("mini-llava", "--replicas", "2", ends_with=-signal.SIGKILL) as (process, address):
         others = processes(process, f"http://{address}")
@@ -295,7 +293,6 @@ def test_no_process_outlives_the_front():
         until(lambda: not any(other.is_alive() for other in others))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_what_runs_may_end(number, code):
     with (
@@ -313,7 +310,6 @@ def test_what_runs_may_end(number, code):
         until(lambda: not any(other.is_alive() for other in others))
 
 
-@pytest.mark.slow
 def test_a_replica_that_comes_back_serves_what_the_others_do(tmp_path):
     assert call("build", "mini-t5", "-o", tmp_path / "one" / "1").exit_code == 0
     options = ("--model-repository", str(tmp_path), "--model-control", "--replicas", "2")
@@ -329,7 +325,6 @@ def test_a_replica_that_comes_back_serves_what_the_others_do(tmp_path):
             assert len(json.loads(get(f"{url}/v1/models"))["data"]) == 2
 
 
-@pytest.mark.slow
 def test_a_replica_may_have_ranks(tmp_path):
     assert call("build", "mini-t5", "-o", tmp_path / "two", "--tp-size", "2").exit_code == 0
     with command(str(tmp_path / "two"), "--replicas", "2") as (process, address):

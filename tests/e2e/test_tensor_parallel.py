@@ -44,6 +44,8 @@ ROOT = Path(__file__).parents[2]
 TRANSLATE = ["translate", "--device", "cpu", "--src-lang", "en", "--tgt-lang", "de", "The house is small."]
 SCRIPT = """
 import sys, vlm
+
+pytestmark = pytest.mark.slow
 with open(sys.argv[2], "w") as ready:
     pipeline = vlm.load(sys.argv[1], device="cpu")
     print("ready", file=ready, flush=True)
@@ -74,7 +76,7 @@ def tokens(pipe: Pipeline) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"tp_size": 2}, {"pp_size": 2}, pytest.param({"tp_size": 2, "pp_size": 2}, marks=pytest.mark.slow)],
+    [{"tp_size": 2}, {"pp_size": 2}, {"tp_size": 2, "pp_size": 2}],
     ids=str,
 )
 def test_processes_give_the_tokens_of_one(whole, sizes):
@@ -169,7 +171,6 @@ def test_devices_that_are_not_there(whole, monkeypatch):
         Pipeline(split, RuntimeConfig(device="cuda:0"))
 
 
-@pytest.mark.slow
 def test_processes_that_split_the_encoder_in_pairs(tmp_path):
     build = ("build", "mini-t5", "-o", tmp_path / "engine", "--tp-size", "4", "--encoder-tp-size", "2")
     assert call(*build).exit_code == 0
@@ -202,7 +203,6 @@ def test_the_command_line_of_stages(tmp_path):
     assert re.search(r"stage 1 +decoder layers \d to \d, weights of its ranks \d", said)
 
 
-@pytest.mark.slow
 def test_a_server_ends_with_its_ranks(t5, tmp_path):
     """Answers as one process does; once a rank is gone it says so, and ends for its supervisor to start it again."""
     address = f"127.0.0.1:{free_port()}"
@@ -224,7 +224,7 @@ def test_a_server_ends_with_its_ranks(t5, tmp_path):
     assert sentence.endswith("this one cannot go on; start all of them again; start the server again.")
 
 
-@pytest.mark.parametrize("kind", ["engine", pytest.param("folder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["engine", "folder"])
 def test_a_repository_says_among_how_many_ranks(t5, tmp_path, kind, monkeypatch):
     """FasterTransformer's tensor_para_size: of an engine its own, of another folder what it is built for."""
     pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")

@@ -24,6 +24,8 @@ from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError
 from vlm.layers.quant.methods import METHODS
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
     "t5": (tiny.t5, {"encoder", "cross", "decoder"}),
@@ -148,7 +150,6 @@ QUANTIZED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), QUANTIZED)
 def test_every_family_and_quantization(name, method, tmp_path):
     """The build compares every graph with the network of the same weights; the plan is smaller than the dense one."""
@@ -162,7 +163,6 @@ def test_every_family_and_quantization(name, method, tmp_path):
     assert {file.split("/")[0] for file in engine.manifest.files if file.endswith(".plan")} == graphs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_and_type(name, dtype, tmp_path):
@@ -176,7 +176,6 @@ def test_every_family_and_type(name, dtype, tmp_path):
     assert plans == {f"{graph}/rank0.plan" for graph in graphs}
 
 
-@pytest.mark.slow
 def test_a_billion_parameters(tmp_path, monkeypatch):
     """From weights beside the graph, since no protocol buffer holds them."""
     monkeypatch.setattr("vlm.backends.onnxruntime.check.check", lambda *_, **__: None)  # which takes 10 GB more

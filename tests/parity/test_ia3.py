@@ -17,6 +17,8 @@ from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.requests.adapters import NO_ADAPTER
 
+pytestmark = pytest.mark.slow
+
 # of each model: the modules, all being adapted, whose inputs are scaled; parts of fused products are among them
 TEXT = {
     "t5": (lambda: tiny.t5(seed=1, tied=False), r".*\.(wo|SelfAttention\.q|EncDecAttention\.k)"),

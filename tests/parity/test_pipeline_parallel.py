@@ -36,6 +36,8 @@ from vlm.executor.torch_encoders import TorchEncoders
 from vlm.layers.quant.methods import METHODS
 from vlm.parallel.collectives import ALONE
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = RuntimeConfig(device="cpu", block_size=4, max_prefill_tokens=6, burst=3)
 NORMS_AFTER = {"do_layer_norm_before": False, "word_embed_proj_dim": 20}
 FAMILIES = MODELS | {

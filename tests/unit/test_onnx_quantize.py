@@ -25,6 +25,8 @@ from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
 from vlm.registry.catalogs import model_spec
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
@@ -126,7 +128,6 @@ def test_groups_that_do_not_divide_are_said(engines):
         rebuilt(engines[0], backend="onnxruntime", quantization="int4")
 
 
-@pytest.mark.slow
 def test_a_trained_model_still_reads(tmp_path):
     """Built and verified by the command line: weights are a fourth of their size."""
     engine = tmp_path / "engine"
