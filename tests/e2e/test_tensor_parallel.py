@@ -39,13 +39,13 @@ from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 
+pytestmark = pytest.mark.slow
+
 CPU = RuntimeConfig(device="cpu")
 ROOT = Path(__file__).parents[2]
 TRANSLATE = ["translate", "--device", "cpu", "--src-lang", "en", "--tgt-lang", "de", "The house is small."]
 SCRIPT = """
 import sys, vlm
-
-pytestmark = pytest.mark.slow
 with open(sys.argv[2], "w") as ready:
     pipeline = vlm.load(sys.argv[1], device="cpu")
     print("ready", file=ready, flush=True)
