@@ -3,7 +3,8 @@
     python benchmarks/decode_attention.py
     python benchmarks/decode_attention.py lightonocr-1b --kv-cache-dtype fp8 int8
 
-Beside the kernel of compute capability 9.0 runs that of other GPUs. "cross" attends to an encoder's outputs. What it
+Beside the kernel of compute capability 9.0 runs that of other GPUs. "cross" attends to an encoder's outputs; "absorbed"
+to its hidden rows, of which keys and values are products, where there is a kernel. What it
 prints, microseconds a layer and terabytes a second of keys and values, is for comparing two states of a kernel in one
 run of a machine; figures of models come from `vlm bench`.
 """
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vlm.ops.absorbed_attention import absorbed_attention
+from vlm.ops.kernels import absorbed_attention as absorbed
 from vlm.ops.kernels import attend_group
 from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import KVCache, NewTokens, PagedKV
+from vlm.ops.paged_kv import HiddenRows, KVCache, NewTokens, PagedKV
 from vlm.ops.step_attention import step_attention
 
 DEVICE, BLOCK, DTYPE = torch.device("cuda"), 16, torch.bfloat16
@@ -50,6 +53,7 @@ STEPS = {
     "llava-1.5-7b": Step(32, 32, 32, 128, context=672),
     "bart-large-cnn": Step(128, 16, 16, 64, context=64),
     "bart-large-cnn-cross": Step(128, 16, 16, 64, context=350, is_cross=True),
+    "nougat-base-cross": Step(128, 16, 16, 64, context=588, is_cross=True),
     "flan-t5-xl": Step(128, 32, 32, 64, context=64, far=128),
     "flan-t5-xl-cross": Step(128, 32, 32, 64, context=350, is_cross=True),
     "t5-small": Step(128, 8, 8, 64, context=32, far=128),
@@ -85,6 +89,26 @@ class Layers:
         return q
 
 
+class HiddenLayers:
+    """Random hidden rows, which all layers share, and weights of theirs."""
+
+    def __init__(self, step: Step):
+        blocks, width = step.rows * (step.context // BLOCK + 1), step.heads * step.dim
+        self.q = torch.randn(step.rows, step.heads, step.dim, device=DEVICE, dtype=DTYPE)
+        self.weights = torch.randn(LAYERS, 2 * width, width, device=DEVICE, dtype=DTYPE) * width**-0.5
+        tables = torch.randperm(blocks, device=DEVICE, dtype=torch.int32).view(step.rows, -1)
+        slots = torch.arange(step.rows, device=DEVICE, dtype=torch.int32)
+        lengths = torch.full((step.rows,), step.context, device=DEVICE, dtype=torch.int32)
+        self.hidden = HiddenRows(torch.randn(blocks, BLOCK, width, device=DEVICE, dtype=DTYPE), tables, slots, lengths)
+
+    @torch.inference_mode()
+    def run(self) -> Tensor:
+        q = self.q
+        for weight in self.weights:
+            q = absorbed_attention(q, weight, None, self.hidden, q.shape[2] ** -0.5)
+        return q
+
+
 def _cache(blocks: int, size: dict[str, int], kept: torch.dtype) -> PagedKV:
     kv = KVCache.zeros(range(1), blocks, **size, dtype=kept, device=DEVICE).layer(0)
     for part in (kv.keys, kv.values):
@@ -95,7 +119,7 @@ def _cache(blocks: int, size: dict[str, int], kept: torch.dtype) -> PagedKV:
     return kv
 
 
-def microseconds(layers: Layers) -> float:
+def microseconds(layers: Layers | HiddenLayers) -> float:
     """Returns the median time of a layer."""
     layers.run()
     graph = torch.cuda.CUDAGraph()
@@ -121,13 +145,19 @@ def main() -> None:
     fits = attend_group.fits
     for name, kept in itertools.product(options.steps, options.kv_cache_dtype):
         step, dtype = STEPS[name], CACHE_TYPES[kept]
-        layers = Layers(step, dtype)
+        layers, width = Layers(step, dtype), step.heads * step.dim
         size = 2 * step.rows * step.context * step.kv_heads * step.dim * dtype.itemsize
         for kernel in ("clusters", "triton"):
             attend_group.fits = fits if kernel == "clusters" else lambda *_: False
             time = microseconds(layers)
-            print(f"{name:26} {kept:7} {kernel:9} {time:8.1f} us a layer {size / time / 1e6:6.2f} TB/s", flush=True)
+            report(name, kept, kernel, time, size)
         attend_group.fits = fits
+        if step.is_cross and dtype == DTYPE and absorbed.fits(step.heads, step.dim, width, DTYPE, DEVICE):
+            report(name, kept, "absorbed", microseconds(HiddenLayers(step)), size // 2)
+
+
+def report(step: str, kept: str, kernel: str, time: float, size: int) -> None:
+    print(f"{step:26} {kept:7} {kernel:9} {time:8.1f} us a layer {size / time / 1e6:6.2f} TB/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -87,9 +87,11 @@ def _paged_runner(
     _share_embedding(networks)
     free = _free_bytes(device) if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
-    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, mapping=mapping)
+    hidden_size = 0 if runtime.batch_invariant or kept != dtype else kv_cache.hidden_size_of(decoder, dtype, device)
+    sizes = {"dtype": kept, "mapping": mapping, "hidden_size": hidden_size}
+    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, free_bytes=free, **sizes)
     shape = replace(shape, num_self=ranks.hosts.minimum(shape.num_self), num_cross=ranks.hosts.minimum(shape.num_cross))
-    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, mapping=mapping)
+    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, device=device, **sizes)
     max_source_len = limits.max_encoder_input_len if runtime.num_speculative_tokens and encoders.encoder else 0
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders, max_source_len), _graphs(runtime, device, ranks)
     if graphs is not None:

@@ -210,7 +210,8 @@ class Executor:
     def _decode(self, sequences: list[Sequence], plan: SamplingPlan, steps: int) -> None:
         rows, single = self._rows(sequences)
         beams = self.beam_rows.fill(sequences, plan) if plan.groups else None
-        self.runner.decode(DecodeRows(rows, single, beams, any_adapted(sequences)), plan, steps)
+        cross_rows = sum(s.width * s.num_features for s in sequences)
+        self.runner.decode(DecodeRows(rows, single, beams, any_adapted(sequences), cross_rows), plan, steps)
 
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Returns the slots of a batch, padded with the padding slot; and again without those of beams."""

@@ -8,6 +8,9 @@ import torch
 
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
+from vlm.executor.networks import DecoderNetwork
+from vlm.layers.attention import CrossAttention
+from vlm.ops.absorbed_attention import has_kernel
 from vlm.ops.paged_kv import KVCache, bytes_of
 from vlm.parallel.mapping import Mapping
 
@@ -26,10 +29,22 @@ class CacheShape:
         return self.num_self + self.num_cross + 1  # the null block
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, mapping: Mapping) -> int:
-    """Returns the bytes of one block's keys and values over one rank's layers, of its heads."""
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, mapping: Mapping, hidden_size: int = 0) -> int:
+    """Returns the bytes of one block's keys and values over one rank's layers, of its heads, and of hidden rows."""
     layers = mapping.layers(model.num_layers)
-    return 2 * len(layers) * bytes_of(heads_of(model, mapping), block_size, model.head_dim, dtype)
+    kv = 2 * len(layers) * bytes_of(heads_of(model, mapping), block_size, model.head_dim, dtype)
+    return kv + hidden_size * block_size * dtype.itemsize
+
+
+def hidden_size_of(decoder: DecoderNetwork, dtype: torch.dtype, device: torch.device) -> int:
+    """Returns how wide rows of an encoder are that decode steps attend to instead of their keys and values, where all
+    layers can; 0 where not."""
+    layers = [module for module in decoder.modules() if isinstance(module, CrossAttention)]
+    sizes = {(layer.kv_heads[0], layer.head_dim, layer.kv.in_features) for layer in layers if layer.absorbs}
+    if len(sizes) != 1 or not all(layer.absorbs for layer in layers):
+        return 0
+    [(heads, head_dim, width)] = sizes
+    return width if has_kernel(heads, head_dim, width, dtype, device) else 0
 
 
 def heads_of(model: ModelConfig, mapping: Mapping) -> int:
@@ -45,17 +60,19 @@ def plan_cache(
     dtype: torch.dtype,
     free_bytes: int | None,
     mapping: Mapping,
+    hidden_size: int = 0,
 ) -> CacheShape:
     """Returns how many blocks to hold: what the memory fraction allows, and no more than a full batch can use.
 
     `free_bytes` is the device's free memory, None where it is not a limit (CPU); `mapping`: which layers and
-    heads lie on it. Raises OutOfMemoryError when not even one sequence of full length fits.
+    heads lie on it; `hidden_size` as KVCache has it. Raises OutOfMemoryError when not even one sequence of full length
+    fits.
     """
     batch_size, max_seq_len, max_encoder_len = limits.max_batch_size, limits.max_seq_len, limits.max_encoder_input_len
     self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
     # a beam has a spare block, too
     need_self, need_cross = batch_size * (self_table + (batch_size > 1)), batch_size * cross_table
-    size = block_bytes(model, runtime.block_size, dtype, mapping)
+    size = block_bytes(model, runtime.block_size, dtype, mapping, hidden_size)
     total = runtime.max_kv_blocks
     if total is None and free_bytes is not None:
         total = int(free_bytes * runtime.kv_cache_free_gpu_memory_fraction) // size
@@ -82,7 +99,9 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
     mapping: Mapping,
+    hidden_size: int = 0,
 ) -> KVCache:
-    """Returns blocks of zeros of one rank's layers and heads."""
+    """Returns blocks of zeros of one rank's layers and heads, and of hidden rows of this size."""
     size = {"heads": heads_of(model, mapping), "block_size": block_size, "head_dim": model.head_dim}
-    return KVCache.zeros(mapping.layers(model.num_layers), shape.num_blocks, **size, dtype=dtype, device=device)
+    kind = {"dtype": dtype, "device": device, "hidden_size": hidden_size}
+    return KVCache.zeros(mapping.layers(model.num_layers), shape.num_blocks, **size, **kind)

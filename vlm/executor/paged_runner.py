@@ -39,6 +39,9 @@ Step = Callable[[DecodeRows, SamplingPlan], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
+# numbers of encoders' rows that a step saves by attending to these themselves, not to keys and values of theirs: what
+# the products around it cost
+ABSORBED_NUMBERS = 25_000_000
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
@@ -118,7 +121,9 @@ class PagedRunner:
             graphs.replay(("write cross", adapted, rows), write, *inputs)
 
     def _write_cross_kv(self, features: Tensor, slots: Tensor, positions: Tensor, *, adapted: bool) -> None:
-        self.decoder.write_cross_kv(features, self._batch(slots, positions, adapted=adapted))
+        batch = self._batch(slots, positions, adapted=adapted)
+        self.decoder.write_cross_kv(features, batch)
+        batch.attention.write_hidden(features)
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
@@ -139,7 +144,7 @@ class PagedRunner:
         ids = self._adapter_ids(inputs.slots, adapted=adapted)
         batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, ids)
         features = required(self._text_pass)(inputs.token_ids, batch)
-        self.decoder.write_cross_kv(features, self._batch(inputs.slots, inputs.positions, adapted=adapted))
+        self._write_cross_kv(features, inputs.slots, inputs.positions, adapted=adapted)
 
     def _prefill_with_logits(
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
@@ -204,7 +209,7 @@ class PagedRunner:
                 for _ in range(times):
                     step(rows, plan)
             return
-        key = (what, len(rows.all), rows.adapted, plan, self._layout(plan))
+        key = (what, len(rows.all), rows.adapted, self._absorbs(rows), plan, self._layout(plan))
         if key not in self.graphs:
             self._capture(self.graphs, key, rows, lambda: step(rows, plan))
         for _ in range(times):
@@ -243,7 +248,7 @@ class PagedRunner:
         if plan.drafts:
             proposed = self.sampler.propose(rows, plan, self.config.vocab_size)
             step = step.with_drafts(proposed, self.state.padding_slot, crosses)
-        logits = self._logits(step, adapted=rows.adapted).unflatten(0, (-1, len(rows.all)))
+        logits = self._logits(step, adapted=rows.adapted, absorbs=self._absorbs(rows)).unflatten(0, (-1, len(rows.all)))
         parents = self.sampler.sample(logits[0], rows, plan)
         if proposed is not None:
             self.sampler.verify(logits[1:], rows, plan, proposed)
@@ -252,7 +257,13 @@ class PagedRunner:
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
             )
 
-    def _logits(self, step: StepRows, *, adapted: bool) -> Tensor:
+    def _absorbs(self, rows: DecodeRows) -> bool:
+        """Says whether a step attends to encoders' rows themselves: where that pays, and no adapter changes their keys
+        and values."""
+        hidden = self.cache.hidden
+        return hidden is not None and not rows.adapted and rows.cross_rows * hidden.shape[2] >= ABSORBED_NUMBERS
+
+    def _logits(self, step: StepRows, *, adapted: bool, absorbs: bool) -> Tensor:
         """Returns the logits [R, V] of a step's rows."""
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, step.slots)
@@ -262,6 +273,7 @@ class PagedRunner:
             self_lengths=step.lengths,
             cross_lengths=step.cross_lengths,
             several=step.several,
+            absorbs=absorbs,
         )
         axes, ids = self.state.axes_of(step.slots, step.positions), self._adapter_ids(step.slots, adapted=adapted)
         batch = ForwardBatch(step.positions if axes is None else axes, attention, last, ids)

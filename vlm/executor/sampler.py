@@ -28,6 +28,7 @@ class DecodeRows:
     single: Tensor  # [R] int32: the same, the padding slot in place of beams
     beams: Groups | None
     adapted: bool  # has any of them an adapter?
+    cross_rows: int = 0  # of encoders' outputs, that they attend to together
 
 
 @dataclass(frozen=True)

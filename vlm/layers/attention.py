@@ -11,7 +11,9 @@ from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
+from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.producer import Producer
+from vlm.ops.absorbed_attention import absorbed_attention
 from vlm.ops.attention_variant import PLAIN, AttentionVariant, Scores
 from vlm.ops.qk_norm import qk_norm
 from vlm.ops.rotary import rotary
@@ -170,7 +172,7 @@ class CrossAttention(Attention):
     admission.
 
     They lie in the same pool as the self-attention's, in blocks of their own. `encoder_size` None: the encoder's rows
-    are as wide as its own.
+    are as wide as its own. Where it `absorbs` the weights of keys and values, it can do with the output itself.
     """
 
     def __init__(
@@ -201,8 +203,20 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends to the encoder's output: x [R, hidden] -> [R, hidden]"""
         q = self.q(x, batch).view(x.shape[0], -1, self.head_dim)
-        mixed = batch.attention.cross_attention(self.layer, q, scores=self.scores())
+        hidden = batch.attention.hidden_rows() if self.absorbs else None
+        if hidden is None:
+            mixed = batch.attention.cross_attention(self.layer, q, scores=self.scores())
+        else:
+            mixed = absorbed_attention(q, self.kv.weight, self.kv.bias, hidden, self.scale)
         return self.out(mixed.flatten(1), batch)
+
+    @property
+    def absorbs(self) -> bool:
+        """Says whether the weights of all heads' keys and values are here as they are, and an encoder's row is no
+        wider than its keys and its values."""
+        is_whole = len(set(self.kv_heads)) == 1 and self.kv.part_sizes["k"] == self.q.out_features
+        narrow = self.kv.in_features < 2 * self.kv.part_sizes["k"]
+        return isinstance(self.kv.method, Dense) and is_whole and narrow and self.variant == PLAIN
 
     def write(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts this layer's keys and values of an encoder's output [R, encoder_size] into the cache."""

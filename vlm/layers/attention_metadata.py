@@ -11,7 +11,7 @@ from vlm.ops.kv_write import kv_write
 from vlm.ops.merged_attention import merged_attention
 from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import KVCache, NewTokens
+from vlm.ops.paged_kv import HiddenRows, KVCache, NewTokens
 from vlm.ops.prefill_attention import prefill_attention
 from vlm.ops.rotary import rotary_kv_write
 from vlm.ops.step_attention import step_attention
@@ -44,6 +44,10 @@ class AttentionMetadata:
         """Puts keys and values of the encoder's output into the cache."""
         raise NotImplementedError
 
+    def hidden_rows(self) -> HiddenRows | None:
+        """Returns the encoder's output itself where it is cheaper to attend to than to its keys and values."""
+        return None
+
     def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:
         """Attends to all rows of the same sequence."""
         raise NotImplementedError
@@ -70,6 +74,7 @@ class PagedMetadata(AttentionMetadata):
     cross_lengths: Tensor | None = None  # [R] int32; None without cross-attention
     tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: of a decode step
     several: bool = False  # has a sequence more than one row of a decode step, which see those before?
+    absorbs: bool = False  # does cross-attention read the encoder's rows, not their keys and values?
 
     def self_attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor | None
@@ -106,6 +111,19 @@ class PagedMetadata(AttentionMetadata):
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
         kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)
+
+    def write_hidden(self, features: Tensor) -> None:
+        """Puts the encoder's output [R, E] itself into the cache, where that has room for it."""
+        if self.cache.hidden is not None:
+            block = self.cross_tables[self.slots.long(), self.places.long() // self.cache.block_size].long()
+            at = block * self.cache.block_size + self.places % self.cache.block_size
+            self.cache.hidden.flatten(0, 1).index_copy_(0, at, features)
+
+    def hidden_rows(self) -> HiddenRows | None:
+        if not self.absorbs:
+            return None
+        assert self.cache.hidden is not None and self.cross_lengths is not None
+        return HiddenRows(self.cache.hidden, self.cross_tables, self.slots, self.cross_lengths)
 
     def sequences(self, start: int, end: int) -> PagedMetadata:
         assert self.tiles is None

@@ -40,6 +40,15 @@ class PagedKV(NamedTuple):
         return self.key_scales is not None
 
 
+class HiddenRows(NamedTuple):
+    """Hidden rows of encoders in blocks, and where a step's rows find theirs."""
+
+    blocks: Tensor  # [N, block_size, E]
+    tables: Tensor  # [S, n] int32: the blocks of each slot
+    slots: Tensor  # [R] int32
+    lengths: Tensor  # [R] int32, at least 1
+
+
 @dataclass(frozen=True)
 class KVCache:
     """The blocks of all layers, [layers, 2, blocks, …]: copies of a block take all that belongs to it."""
@@ -52,6 +61,7 @@ class KVCache:
     tokens_first: bool = False  # in memory a block holds token after token, not head after head
     first_layer: int = 0  # its number in the whole network
     arrivals: Tensor | None = None  # see PagedKV: of all layers, one after the other
+    hidden: Tensor | None = None  # [N, block_size, E]: an encoder's rows themselves, see vlm.ops.absorbed_attention
 
     @classmethod
     def zeros(
@@ -64,17 +74,20 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        hidden_size: int = 0,
     ) -> KVCache:
-        """Allocates blocks of zeros for layers of these numbers. On CUDA a block holds head after head, of which a
-        program reads one, on the CPU token after token: it copies whole blocks."""
+        """Allocates blocks of zeros for layers of these numbers, and for hidden rows of this size. On CUDA a block
+        holds head after head, of which a program reads one, on the CPU token after token: it copies whole blocks."""
         numbers = heads * block_size * head_dim
         size = bytes_of(heads, block_size, head_dim, dtype) // (1 if dtype in MOST else dtype.itemsize)
         assert dtype in MOST or size == numbers
         kept = torch.int8 if dtype in MOST else dtype
         blocks = torch.zeros((len(layers), 2, num_blocks, size), dtype=kept, device=device)
         arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device)
+        shape = (num_blocks, block_size, hidden_size)
+        hidden = torch.zeros(shape, dtype=dtype, device=device) if hidden_size else None
         kind = {"tokens_first": device.type != "cuda", "first_layer": layers.start, "arrivals": arrivals}
-        return cls(blocks, heads, block_size, head_dim, dtype, **kind)
+        return cls(blocks, heads, block_size, head_dim, dtype, hidden=hidden, **kind)
 
     def layer(self, number: int) -> PagedKV:
         """Returns the blocks of a layer by its number in the whole network."""

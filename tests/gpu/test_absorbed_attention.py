@@ -1,0 +1,100 @@
+"""Attention over an encoder's hidden rows on a GPU, against its reference in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.guarded import guarded
+from tests.gpu.marks import HOPPER
+from vlm.ops.absorbed_attention import absorbed_attention, reference
+from vlm.ops.kernels import absorbed_attention as kernels
+from vlm.ops.paged_kv import HiddenRows
+
+pytestmark = HOPPER
+# rows, heads, head size, columns, block size, blocks a table
+SHAPES = (
+    (1, 16, 64, 1024, 16, 37),
+    (3, 12, 64, 768, 16, 5),
+    (128, 16, 64, 1024, 16, 22),
+    (140, 16, 64, 1024, 16, 9),
+    (64, 8, 64, 512, 32, 3),
+    (5, 3, 16, 256, 8, 30),
+    (9, 16, 128, 1024, 16, 1),
+)
+SLOTS = 150
+
+
+def inputs(shape, dtype: torch.dtype) -> tuple:
+    """Returns queries, a weight, its bias and hidden rows: one, all there is room for, and what lies between."""
+    torch.manual_seed(0)
+    rows, heads, dim, width, block, most = shape
+    blocks = torch.randn(SLOTS * most + 1, block, width, device="cuda", dtype=dtype)
+    blocks[-1] = float("nan")  # must not be read
+    tables = torch.randperm(SLOTS * most, device="cuda", dtype=torch.int32).view(SLOTS, most)
+    slots = torch.randperm(SLOTS, device="cuda", dtype=torch.int32)[:rows]
+    lengths = torch.randint(1, most * block + 1, (rows,), device="cuda", dtype=torch.int32)
+    lengths[0] = most * block
+    if rows > 1:
+        lengths[1] = 1
+        tables[slots[1], 1:] = SLOTS * most
+    q = torch.randn(rows, 3, heads, dim, device="cuda", dtype=dtype)[:, 1]
+    weight = torch.randn(2 * heads * dim, width, device="cuda", dtype=dtype) * width**-0.5
+    bias = torch.randn(2 * heads * dim, device="cuda", dtype=dtype)
+    return q, weight, bias, HiddenRows(blocks, tables, slots, lengths), dim**-0.5
+
+
+def relative(found: torch.Tensor, want: torch.Tensor) -> float:
+    return float((found.double() - want.double()).norm() / want.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_see_what_the_reference_sees(shape, dtype):
+    q, weight, bias, hidden, scale = inputs(shape, dtype)
+    _, heads, dim, width, *_ = shape
+    assert kernels.fits(heads, dim, width, dtype, q.device)
+    for each in (bias, None):
+        found = absorbed_attention(q, weight, each, hidden, scale)
+        assert found.shape == q.shape and found.dtype == dtype
+        whole = [None if x is None else x.float() for x in (q, weight, each)]
+        want = reference(*whole, hidden._replace(blocks=hidden.blocks.float()), scale)
+        assert relative(found, want) < (2e-3 if dtype is torch.float16 else 1.5e-2)
+
+
+def test_nothing_behind_the_tensors_is_read_or_written():
+    q, weight, bias, hidden, scale = inputs(SHAPES[2], torch.bfloat16)
+    want = absorbed_attention(q, weight, bias, hidden, scale)
+    behind = HiddenRows(guarded(hidden.blocks[:-1].contiguous()), *map(guarded, hidden[1:]))
+    found = absorbed_attention(guarded(q.contiguous()), guarded(weight), guarded(bias), behind, scale)
+    assert torch.equal(found, want)
+
+
+def test_a_graph_of_it_follows_lengths_that_change():
+    q, weight, bias, hidden, scale = inputs(SHAPES[3], torch.bfloat16)
+    absorbed_attention(q, weight, bias, hidden, scale)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = absorbed_attention(q, weight, bias, hidden, scale)
+    for length in (1, 31, 32, 33, 100):
+        hidden.lengths.fill_(length)
+        hidden.tables[hidden.tables == SLOTS * SHAPES[3][5]] = 0
+        graph.replay()
+        assert torch.equal(found, absorbed_attention(q, weight, bias, hidden, scale))
+
+
+@pytest.mark.parametrize(("rows", "splits"), [(1, 8), (32, 4), (64, 2), (128, 1), (132, 1), (160, 4), (256, 1)])
+def test_programs_share_a_context_where_processors_are_left(rows, splits):
+    assert kernels.num_splits(rows, 132) == splits
+
+
+def test_other_shapes_have_no_kernel():
+    device = torch.device("cuda")
+    for heads, dim, width, dtype in (
+        (32, 64, 2048, torch.bfloat16),
+        (16, 80, 1280, torch.bfloat16),
+        (8, 64, 640, torch.float16),
+        (16, 64, 1024, torch.float32),
+    ):
+        assert not kernels.fits(heads, dim, width, dtype, device)

@@ -1,0 +1,269 @@
+// Attention of rows over an encoder's hidden rows, by queries that keys' weights were multiplied into (compute capability
+// 9.0).
+//
+// A program has a row, all its heads at once, and a share of the context; a cluster has the whole. One warp requests hidden
+// rows, a tile at a time; the others have a part of the columns each, for which they multiply the tile twice: with queries,
+// whose products of all warps are summed up to scores, and with the weights that these become. A hidden row is read from
+// memory once for both and for every head. The tensor cores' rows are heads, 16 of them.
+//
+// Defined when it is compiled: X_TYPE (see vectors.cuh), HEADS (at most 16), WIDTH (columns, a multiple of 256), BLOCK,
+// STAGES, SPLITS.
+
+#include "vectors.cuh"
+#include "barriers.cuh"
+
+constexpr int WARPS = 8, LANES = 32;
+constexpr int CONSUMERS = LANES * WARPS, THREADS = CONSUMERS + LANES;
+constexpr int ROWS = 16;                              // heads, and those that are none
+constexpr int TILE = 32;                              // hidden rows, a lane each
+constexpr int COLUMNS = WIDTH / WARPS;                // of a warp
+constexpr int ROW = 2 * WIDTH, PITCH = ROW + 16;      // bytes: matrices of eight rows are in all banks
+constexpr int STAGE = TILE * PITCH;
+constexpr int SCORES = TILE + 8;                      // floats from a head's to the next one's
+constexpr int WEIGHTS = 2 * TILE + 16;                // bytes from a head's to the next one's
+constexpr int SUMS = 4 * WIDTH + 32;                  // bytes from a head's to the next one's, in the end
+constexpr int PARTS = STAGES * STAGE;                 // where what lies
+constexpr int TO_WEIGHTS = PARTS + 4 * WARPS * ROWS * SCORES;
+constexpr int SHRINKS = TO_WEIGHTS + ROWS * WEIGHTS, TOTALS = SHRINKS + 4 * ROWS;
+constexpr int BARRIERS = TOTALS + 8 * ROWS;
+constexpr float LOWEST = -1e30f;
+static_assert(COLUMNS % 32 == 0 && HEADS <= ROWS && ROWS * SUMS <= PARTS, "");
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Waits for the warps that multiply.
+__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
+
+__device__ __forceinline__ void copy_row(u32 to, const void* from, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "n"(ROW), "r"(barrier) : "memory");
+}
+
+template <bool TURNED> __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 at) {
+    if (TURNED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
+}
+
+// Adds the product of 16 rows of 16 inputs with 8 columns.
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 first, u32 second) {
+#define PRODUCT(TYPE)                                                                                      \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3},"           \
+                 " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                          \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(first), "r"(second))
+    if (X_TYPE == BFLOAT16) PRODUCT("bf16");
+    else PRODUCT("f16");
+#undef PRODUCT
+}
+
+__device__ __forceinline__ void store_two(u32 to, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
+}
+
+__device__ __forceinline__ u32 address_in(u32 address, int program) {
+    u32 r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(program));
+    return r;
+}
+
+__device__ __forceinline__ void load_four(float (&to)[4], u32 at) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(at) : "memory");
+}
+
+__device__ __forceinline__ float highest_of_warp(float x) {
+#pragma unroll
+    for (int lanes = 1; lanes < LANES; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+    return x;
+}
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+    for (int lanes = 1; lanes < LANES; lanes *= 2) x += __shfl_xor_sync(~0u, x, lanes);
+    return x;
+}
+
+// What a warp knows: of its columns all heads' queries and sums, and of two heads how scores become weights.
+struct Warp {
+    u32 query[COLUMNS / 16][4];
+    float sums[COLUMNS / 8][4] = {};
+    float most[2] = {LOWEST, LOWEST}, total[2] = {};  // of the heads; of a lane's tokens
+    u32 memory;
+    int warp, lane;
+
+    __device__ __forceinline__ Warp(u32 memory) : memory(memory), warp(threadIdx.x / LANES), lane(threadIdx.x % LANES) {}
+
+    __device__ __forceinline__ void load_query(const unsigned short* q) {
+#pragma unroll
+        for (int k = 0; k < COLUMNS / 16; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int head = lane / 4 + i % 2 * 8, column = warp * COLUMNS + 16 * k + i / 2 * 8 + lane % 4 * 2;
+                query[k][i] = head < HEADS ? *(const u32*)(q + head * WIDTH + column) : 0;
+            }
+    }
+
+    // Writes the products of this warp's columns of a tile where all warps' are summed up.
+    __device__ __forceinline__ void multiply_queries(u32 tile) {
+        float products[TILE / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < COLUMNS / 32; k++)
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++) {
+                u32 hidden[4];
+                const int column = warp * COLUMNS + 32 * k + lane / 8 * 8;
+                load_matrices<false>(hidden, tile + (8 * n + lane % 8) * PITCH + 2 * column);
+                multiply(products[n], query[2 * k], hidden[0], hidden[1]);
+                multiply(products[n], query[2 * k + 1], hidden[2], hidden[3]);
+            }
+        const u32 to = memory + PARTS + 4 * ((warp * ROWS + lane / 4) * SCORES + lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) {
+            store_two(to + 4 * 8 * n, products[n][0], products[n][1]);
+            store_two(to + 4 * (8 * SCORES + 8 * n), products[n][2], products[n][3]);
+        }
+    }
+
+    // Turns two heads' scores of a tile into weights; `there`: how many of its rows are.
+    __device__ __forceinline__ void weigh(float scale, int there) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int head = 2 * warp + h;
+            float score = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) score += float_at(memory + PARTS + 4 * ((w * ROWS + head) * SCORES + lane));
+            score = lane < there ? score * scale : __uint_as_float(0xFF800000u);
+            const float highest = fmaxf(most[h], highest_of_warp(score));
+            const float shrink = exp2_of(most[h] - highest), weight = exp2_of(score - highest);
+            most[h] = highest, total[h] = total[h] * shrink + weight;
+            const unsigned short rounded = (unsigned short)pack_x(weight, 0.0f);
+            asm volatile("st.shared.u16 [%0], %1;"
+                         ::"r"(memory + TO_WEIGHTS + head * WEIGHTS + 2 * lane), "h"(rounded) : "memory");
+            if (lane == 0) store_float(memory + SHRINKS + 4 * head, shrink);
+        }
+    }
+
+    __device__ __forceinline__ void add_weighed(u32 tile) {
+        const float shrink[2] = {float_at(memory + SHRINKS + 4 * (lane / 4)), float_at(memory + SHRINKS + 4 * (lane / 4 + 8))};
+        if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; c++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[c][i] *= shrink[i / 2];
+        }
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++) {
+            u32 weights[4];
+            load_matrices<false>(weights, memory + TO_WEIGHTS + lane % 16 * WEIGHTS + 2 * (16 * k + lane / 16 * 8));
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 16; c++) {
+                u32 hidden[4];
+                const int column = warp * COLUMNS + 16 * c + lane / 16 * 8;
+                load_matrices<true>(hidden, tile + (16 * k + lane % 16) * PITCH + 2 * column);
+                multiply(sums[2 * c], weights, hidden[0], hidden[1]);
+                multiply(sums[2 * c + 1], weights, hidden[2], hidden[3]);
+            }
+        }
+    }
+
+    // Writes what was found where programs of the cluster read it.
+    __device__ __forceinline__ void store() {
+        consumers_sync();  // nobody reads a tile any more
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float all = sum_of_warp(total[h]);
+            if (lane == 0) store_two(memory + TOTALS + 8 * (2 * warp + h), most[h], all);
+        }
+        const u32 to = memory + lane / 4 * SUMS + 4 * (warp * COLUMNS + lane % 4 * 2);
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; c++) {
+            store_two(to + 4 * 8 * c, sums[c][0], sums[c][1]);
+            store_two(to + 8 * SUMS + 4 * 8 * c, sums[c][2], sums[c][3]);
+        }
+    }
+};
+
+// Writes a share of the columns of what all programs of the cluster found.
+__device__ __forceinline__ void merge(u32 memory, unsigned short* out, int split) {
+    constexpr int EIGHTS = WIDTH / SPLITS / 8;
+    for (int i = threadIdx.x; i < HEADS * EIGHTS; i += THREADS) {
+        const int head = i / EIGHTS, column = (split * EIGHTS + i % EIGHTS) * 8;
+        float most[SPLITS], total[SPLITS], highest = LOWEST, all = 0.0f, y[8] = {};
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++) {
+            const u32 at = address_in(memory + TOTALS + 8 * head, s);
+            asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(most[s]), "=f"(total[s]) : "r"(at) : "memory");
+            highest = fmaxf(highest, most[s]);
+        }
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++) {
+            const float weight = exp2_of(most[s] - highest);
+            const u32 at = address_in(memory + head * SUMS + 4 * column, s);
+            float first[4], second[4];
+            load_four(first, at), load_four(second, at + 16);
+            all += weight * total[s];
+#pragma unroll
+            for (int j = 0; j < 4; j++) y[j] += weight * first[j], y[4 + j] += weight * second[j];
+        }
+        Vector packed;
+#pragma unroll
+        for (int j = 0; j < 4; j++) packed.v[j] = pack_x(y[2 * j] / all, y[2 * j + 1] / all);
+        *(Vector*)(out + head * WIDTH + column) = packed;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
+    const unsigned short* q, const unsigned short* blocks, const int* tables, const int* slots, const int* lengths,
+    unsigned short* out, float scale, int table_stride) {
+    extern __shared__ __align__(128) char shared[];
+    const u32 memory = shared_address(shared), full = memory + BARRIERS, empty = full + 8 * STAGES;
+    asm volatile("griddepcontrol.launch_dependents;");
+    const int split = blockIdx.x, row = blockIdx.y;
+    if (threadIdx.x == 0)
+        for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, WARPS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
+
+    const int length = lengths[row], share = (length + SPLITS - 1) / SPLITS;
+    const int begin = split * share, count = min(share, length - begin), tiles = (count + TILE - 1) / TILE;
+    if (threadIdx.x >= CONSUMERS) {
+        const int* table = tables + (i64)slots[row] * table_stride;
+        const int lane = threadIdx.x % LANES;
+        for (int tile = 0; tile < tiles; tile++) {
+            const int stage = tile % STAGES;
+            if (tile >= STAGES) barrier_wait(empty + 8 * stage, (tile / STAGES - 1) % 2);
+            if (lane == 0) barrier_expect(full + 8 * stage, TILE * ROW);
+            __syncwarp();
+            // behind the last row comes it again: its weight there is 0, and all are numbers
+            const int n = begin + min(tile * TILE + lane, count - 1);
+            copy_row(memory + stage * STAGE + lane * PITCH, blocks + ((i64)table[n / BLOCK] * BLOCK + n % BLOCK) * WIDTH,
+                     full + 8 * stage);
+        }
+    } else {
+        Warp warp(memory);
+        wait_for_inputs();
+        warp.load_query(q + (i64)row * HEADS * WIDTH);
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; tile++) {
+            const int stage = tile % STAGES;
+            barrier_wait(full + 8 * stage, tile / STAGES % 2);
+            warp.multiply_queries(memory + stage * STAGE);
+            consumers_sync();
+            warp.weigh(scale, count - tile * TILE);
+            consumers_sync();
+            warp.add_weighed(memory + stage * STAGE);
+            __syncwarp();
+            if (warp.lane == 0) barrier_arrive(empty + 8 * stage);
+        }
+        warp.store();
+    }
+    cluster_sync();
+    merge(memory, out + (i64)row * HEADS * WIDTH, split);
+    if (SPLITS > 1) cluster_sync();  // nobody ends while others read what it found
+}
