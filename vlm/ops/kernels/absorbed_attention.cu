@@ -4,7 +4,8 @@
 // A program has a row, all its heads at once, and a share of the context; a cluster has the whole. One warp requests hidden
 // rows, a tile at a time; the others have a part of the columns each, for which they multiply the tile twice: with queries,
 // whose products of all warps are summed up to scores, and with the weights that these become. A hidden row is read from
-// memory once for both and for every head. The tensor cores' rows are heads, 16 of them.
+// memory once for both and for every head. The tensor cores' rows are heads, 16 of them. Scores of two heads become weights
+// in a warp, whose lanes have a hidden row each, twice.
 //
 // Defined when it is compiled: X_TYPE (see vectors.cuh), HEADS (at most 16), WIDTH (columns, a multiple of 256), BLOCK,
 // STAGES, SPLITS.
@@ -15,7 +16,7 @@
 constexpr int WARPS = 8, LANES = 32;
 constexpr int CONSUMERS = LANES * WARPS, THREADS = CONSUMERS + LANES;
 constexpr int ROWS = 16;                              // heads, and those that are none
-constexpr int TILE = 32;                              // hidden rows, a lane each
+constexpr int TILE = 16;                              // hidden rows
 constexpr int COLUMNS = WIDTH / WARPS;                // of a warp
 constexpr int ROW = 2 * WIDTH, PITCH = ROW + 16;      // bytes: matrices of eight rows are in all banks
 constexpr int STAGE = TILE * PITCH;
@@ -77,27 +78,27 @@ __device__ __forceinline__ void load_four(float (&to)[4], u32 at) {
                  : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(at) : "memory");
 }
 
-__device__ __forceinline__ float highest_of_warp(float x) {
+// The largest, or the sum, of what the lanes of a head have.
+template <bool MAX> __device__ __forceinline__ float of_head(float value) {
 #pragma unroll
-    for (int lanes = 1; lanes < LANES; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
-    return x;
-}
-
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-    for (int lanes = 1; lanes < LANES; lanes *= 2) x += __shfl_xor_sync(~0u, x, lanes);
-    return x;
+    for (int lanes = 1; lanes < TILE; lanes *= 2) {
+        const float other = __shfl_xor_sync(~0u, value, lanes);
+        value = MAX ? fmaxf(value, other) : value + other;
+    }
+    return value;
 }
 
 // What a warp knows: of its columns all heads' queries and sums, and of two heads how scores become weights.
 struct Warp {
     u32 query[COLUMNS / 16][4];
     float sums[COLUMNS / 8][4] = {};
-    float most[2] = {LOWEST, LOWEST}, total[2] = {};  // of the heads; of a lane's tokens
+    float most = LOWEST, total = 0.0f;  // of a lane's head; of its hidden rows
     u32 memory;
-    int warp, lane;
+    int warp, lane, head, token;
 
-    __device__ __forceinline__ Warp(u32 memory) : memory(memory), warp(threadIdx.x / LANES), lane(threadIdx.x % LANES) {}
+    __device__ __forceinline__ Warp(u32 memory) : memory(memory), warp(threadIdx.x / LANES), lane(threadIdx.x % LANES) {
+        head = 2 * warp + lane / TILE, token = lane % TILE;
+    }
 
     __device__ __forceinline__ void load_query(const unsigned short* q) {
 #pragma unroll
@@ -111,7 +112,7 @@ struct Warp {
 
     // Writes the products of this warp's columns of a tile where all warps' are summed up.
     __device__ __forceinline__ void multiply_queries(u32 tile) {
-        float products[TILE / 8][4] = {};
+        float products[2][TILE / 8][4] = {};  // of every other 16 columns: they do not wait for each other
 #pragma unroll
         for (int k = 0; k < COLUMNS / 32; k++)
 #pragma unroll
@@ -119,34 +120,33 @@ struct Warp {
                 u32 hidden[4];
                 const int column = warp * COLUMNS + 32 * k + lane / 8 * 8;
                 load_matrices<false>(hidden, tile + (8 * n + lane % 8) * PITCH + 2 * column);
-                multiply(products[n], query[2 * k], hidden[0], hidden[1]);
-                multiply(products[n], query[2 * k + 1], hidden[2], hidden[3]);
+                multiply(products[0][n], query[2 * k], hidden[0], hidden[1]);
+                multiply(products[1][n], query[2 * k + 1], hidden[2], hidden[3]);
             }
         const u32 to = memory + PARTS + 4 * ((warp * ROWS + lane / 4) * SCORES + lane % 4 * 2);
 #pragma unroll
-        for (int n = 0; n < TILE / 8; n++) {
-            store_two(to + 4 * 8 * n, products[n][0], products[n][1]);
-            store_two(to + 4 * (8 * SCORES + 8 * n), products[n][2], products[n][3]);
-        }
+        for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float first = products[0][n][2 * r] + products[1][n][2 * r];
+                const float second = products[0][n][2 * r + 1] + products[1][n][2 * r + 1];
+                store_two(to + 4 * (r * 8 * SCORES + 8 * n), first, second);
+            }
     }
 
     // Turns two heads' scores of a tile into weights; `there`: how many of its rows are.
     __device__ __forceinline__ void weigh(float scale, int there) {
+        float score = 0.0f;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int head = 2 * warp + h;
-            float score = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) score += float_at(memory + PARTS + 4 * ((w * ROWS + head) * SCORES + lane));
-            score = lane < there ? score * scale : __uint_as_float(0xFF800000u);
-            const float highest = fmaxf(most[h], highest_of_warp(score));
-            const float shrink = exp2_of(most[h] - highest), weight = exp2_of(score - highest);
-            most[h] = highest, total[h] = total[h] * shrink + weight;
-            const unsigned short rounded = (unsigned short)pack_x(weight, 0.0f);
-            asm volatile("st.shared.u16 [%0], %1;"
-                         ::"r"(memory + TO_WEIGHTS + head * WEIGHTS + 2 * lane), "h"(rounded) : "memory");
-            if (lane == 0) store_float(memory + SHRINKS + 4 * head, shrink);
-        }
+        for (int w = 0; w < WARPS; w++) score += float_at(memory + PARTS + 4 * ((w * ROWS + head) * SCORES + token));
+        score = token < there ? score * scale : __uint_as_float(0xFF800000u);
+        const float highest = fmaxf(most, of_head<true>(score));
+        const float shrink = exp2_of(most - highest), weight = exp2_of(score - highest);
+        most = highest, total = total * shrink + weight;
+        const unsigned short rounded = (unsigned short)pack_x(weight, 0.0f);
+        asm volatile("st.shared.u16 [%0], %1;"
+                     ::"r"(memory + TO_WEIGHTS + head * WEIGHTS + 2 * token), "h"(rounded) : "memory");
+        if (token == 0) store_float(memory + SHRINKS + 4 * head, shrink);
     }
 
     __device__ __forceinline__ void add_weighed(u32 tile) {
@@ -157,29 +157,39 @@ struct Warp {
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[c][i] *= shrink[i / 2];
         }
+        u32 weights[4];
+        load_matrices<false>(weights, memory + TO_WEIGHTS + lane % 16 * WEIGHTS + 2 * (lane / 16 * 8));
 #pragma unroll
-        for (int k = 0; k < TILE / 16; k++) {
-            u32 weights[4];
-            load_matrices<false>(weights, memory + TO_WEIGHTS + lane % 16 * WEIGHTS + 2 * (16 * k + lane / 16 * 8));
+        for (int c = 0; c < COLUMNS / 16; c++) {
+            u32 hidden[4];
+            const int column = warp * COLUMNS + 16 * c + lane / 16 * 8;
+            load_matrices<true>(hidden, tile + lane % 16 * PITCH + 2 * column);
+            multiply(sums[2 * c], weights, hidden[0], hidden[1]);
+            multiply(sums[2 * c + 1], weights, hidden[2], hidden[3]);
+        }
+    }
+
+    // Writes the result of a whole context.
+    __device__ __forceinline__ void finish(unsigned short* out) {
+        const float all = of_head<false>(total);
+        if (token == 0) store_two(memory + TOTALS + 8 * head, most, all);
+        consumers_sync();
 #pragma unroll
-            for (int c = 0; c < COLUMNS / 16; c++) {
-                u32 hidden[4];
-                const int column = warp * COLUMNS + 16 * c + lane / 16 * 8;
-                load_matrices<true>(hidden, tile + (16 * k + lane % 16) * PITCH + 2 * column);
-                multiply(sums[2 * c], weights, hidden[0], hidden[1]);
-                multiply(sums[2 * c + 1], weights, hidden[2], hidden[3]);
-            }
+        for (int r = 0; r < 2; r++) {
+            const int row = lane / 4 + 8 * r;
+            const float part = 1.0f / float_at(memory + TOTALS + 8 * row + 4);
+            unsigned short* to = out + row * WIDTH + warp * COLUMNS + lane % 4 * 2;
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; c++)
+                if (row < HEADS) *(u32*)(to + 8 * c) = pack_x(sums[c][2 * r] * part, sums[c][2 * r + 1] * part);
         }
     }
 
     // Writes what was found where programs of the cluster read it.
     __device__ __forceinline__ void store() {
         consumers_sync();  // nobody reads a tile any more
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float all = sum_of_warp(total[h]);
-            if (lane == 0) store_two(memory + TOTALS + 8 * (2 * warp + h), most[h], all);
-        }
+        const float all = of_head<false>(total);
+        if (token == 0) store_two(memory + TOTALS + 8 * head, most, all);
         const u32 to = memory + lane / 4 * SUMS + 4 * (warp * COLUMNS + lane % 4 * 2);
 #pragma unroll
         for (int c = 0; c < COLUMNS / 8; c++) {
@@ -224,26 +234,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
     extern __shared__ __align__(128) char shared[];
     const u32 memory = shared_address(shared), full = memory + BARRIERS, empty = full + 8 * STAGES;
     asm volatile("griddepcontrol.launch_dependents;");
-    const int split = blockIdx.x, row = blockIdx.y;
+    const int split = blockIdx.x, row = blockIdx.y, length = lengths[row];
+    const int* table = tables + (i64)slots[row] * table_stride;
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();
 
-    const int length = lengths[row], share = (length + SPLITS - 1) / SPLITS;
+    const int share = (length + SPLITS - 1) / SPLITS;
     const int begin = split * share, count = min(share, length - begin), tiles = (count + TILE - 1) / TILE;
     if (threadIdx.x >= CONSUMERS) {
-        const int* table = tables + (i64)slots[row] * table_stride;
         const int lane = threadIdx.x % LANES;
+        // of a tile; behind the last row comes it again: its weight there is 0, and all are numbers
+        const auto row_of = [&](int tile) { return begin + min(tile * TILE + lane, count - 1); };
+        int n = row_of(0), block = tiles > 0 && lane < TILE ? table[n / BLOCK] : 0;
         for (int tile = 0; tile < tiles; tile++) {
             const int stage = tile % STAGES;
             if (tile >= STAGES) barrier_wait(empty + 8 * stage, (tile / STAGES - 1) % 2);
             if (lane == 0) barrier_expect(full + 8 * stage, TILE * ROW);
             __syncwarp();
-            // behind the last row comes it again: its weight there is 0, and all are numbers
-            const int n = begin + min(tile * TILE + lane, count - 1);
-            copy_row(memory + stage * STAGE + lane * PITCH, blocks + ((i64)table[n / BLOCK] * BLOCK + n % BLOCK) * WIDTH,
+            if (lane >= TILE) continue;
+            copy_row(memory + stage * STAGE + lane * PITCH, blocks + ((i64)block * BLOCK + n % BLOCK) * WIDTH,
                      full + 8 * stage);
+            n = row_of(tile + 1), block = table[n / BLOCK];
         }
     } else {
         Warp warp(memory);
@@ -261,9 +274,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
             __syncwarp();
             if (warp.lane == 0) barrier_arrive(empty + 8 * stage);
         }
-        warp.store();
+        if (SPLITS > 1) warp.store();
+        else warp.finish(out + (i64)row * HEADS * WIDTH);
     }
+    if (SPLITS == 1) return;
     cluster_sync();
     merge(memory, out + (i64)row * HEADS * WIDTH, split);
-    if (SPLITS > 1) cluster_sync();  // nobody ends while others read what it found
+    cluster_sync();  // nobody ends while others read what it found
 }

@@ -19,8 +19,8 @@ from vlm.ops.kernels.device import num_processors
 from vlm.ops.paged_kv import HiddenRows
 
 MOST_HEADS, COLUMNS = 16, 256  # the tensor cores' rows; of which the width is a multiple
-MOST_SHARED = 227 * 1024
-WARPS, TILE = 8, 32  # that multiply; hidden rows of a stage
+MOST_SHARED, MOST_STAGES = 227 * 1024, 8
+WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
 KEY_COLUMNS, KEY_ROWS = 128, 64  # of a program's product with keys' weights
 VALUE_INPUTS, VALUE_ROWS = 128, 16  # of a step of, and of a program's product with values' weights
 
@@ -78,7 +78,7 @@ def fits(heads: int, dim: int, width: int, dtype: torch.dtype, device: torch.dev
 
 def num_stages(width: int) -> int:
     """Returns for how many tiles of hidden rows there is room."""
-    return (MOST_SHARED - _beside()) // _stage(width)
+    return min(MOST_STAGES, (MOST_SHARED - _beside()) // _stage(width))
 
 
 def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: HiddenRows, scale: float) -> Tensor:
@@ -114,7 +114,7 @@ def _stage(width: int) -> int:
 def _beside() -> int:
     """Returns the bytes beside tiles: all warps' products, weights and what they are of, two barriers a stage."""
     rows = MOST_HEADS
-    return 4 * WARPS * rows * (TILE + 8) + rows * (2 * TILE + 16) + 4 * rows + 8 * rows + 16 * 8
+    return 4 * WARPS * rows * (TILE + 8) + rows * (2 * TILE + 16) + 4 * rows + 8 * rows + 16 * MOST_STAGES
 
 
 @functools.cache
