@@ -21,8 +21,8 @@ from vlm.ops.paged_kv import HiddenRows
 MOST_HEADS, COLUMNS = 16, 256  # the tensor cores' rows; of which the width is a multiple
 MOST_SHARED, MOST_STAGES = 227 * 1024, 8
 WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
-KEY_COLUMNS, KEY_ROWS = 128, 64  # of a program's product with keys' weights
-VALUE_INPUTS, VALUE_ROWS = 128, 16  # of a step of, and of a program's product with values' weights
+KEY_COLUMNS, KEY_ROWS = 64, 64  # of a program's product with keys' weights
+VALUE_INPUTS, VALUE_ROWS = 256, 16  # of a step of, and of a program's product with values' weights
 
 
 @dependent
