@@ -84,11 +84,6 @@ def test_a_graph_of_it_follows_lengths_that_change():
         assert torch.equal(found, absorbed_attention(q, weight, bias, hidden, scale))
 
 
-@pytest.mark.parametrize(("rows", "splits"), [(1, 8), (32, 4), (64, 2), (128, 1), (132, 1), (160, 4), (256, 1)])
-def test_programs_share_a_context_where_processors_are_left(rows, splits):
-    assert kernels.num_splits(rows, 132) == splits
-
-
 def test_other_shapes_have_no_kernel():
     device = torch.device("cuda")
     for heads, dim, width, dtype in (

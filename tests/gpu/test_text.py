@@ -7,9 +7,13 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
+from tests.gpu.marks import HOPPER
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm.executor import paged_runner
+from vlm.layers import attention
+from vlm.ops.absorbed_attention import absorbed_attention
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -87,12 +91,7 @@ def logprobs(engine, device: str, texts, outputs) -> torch.Tensor:
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_16_bit_log_probabilities_are_within_tolerance(tmp_path, family, dtype, tolerance):
     """Root mean square difference of the five likeliest tokens' log-probabilities from FP32's on the CPU."""
-    wide = {"vocab_size": 900, "d_model": 256}
-    model = (
-        tiny.t5(seed=1, spread=0.05, d_kv=64, d_ff=512, feed_forward_proj="gated-gelu", **wide)
-        if family == "t5"
-        else tiny.bart(seed=5, spread=0.03, decoder_attention_heads=4, encoder_attention_heads=4, **wide)
-    )
+    model = wide_model(family)
     exact_engine = engine_dir(model, tmp_path)
     half = rebuilt(exact_engine, dtype=dtype)
     texts, start = tiny.texts(model, (30, 7)), model.generation_config.decoder_start_token_id
@@ -101,6 +100,43 @@ def test_16_bit_log_probabilities_are_within_tolerance(tmp_path, family, dtype, 
     error = (found - exact).square().mean().sqrt().item()
     print(f"{family} {dtype}: {error:.2e}")
     assert error < tolerance
+
+
+@HOPPER[1]
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-2), ("float16", 5e-3)])
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_steps_over_encoders_rows_find_what_those_over_keys_and_values_do(
+    tmp_path, family, dtype, tolerance, monkeypatch
+):
+    """Logits of each step up to the first one that chooses another token, texts of all lengths in one batch."""
+    model = wide_model(family)
+    engine, texts = engine_dir(model, tmp_path, max_batch_size=8), tiny.texts(model, LENGTHS)
+    half, inputs, found, calls = rebuilt(engine, dtype=dtype), [{"encoder_input_ids": t} for t in texts], [], []
+
+    def noted(*args):
+        calls.append(args)
+        return absorbed_attention(*args)
+
+    monkeypatch.setattr(attention, "absorbed_attention", noted)
+    for least in (10**9, 1):
+        monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", least)
+        assert not calls
+        pipe = Pipeline(half, RuntimeConfig(device="cuda"))
+        found.append(pipe.generate(inputs, max_new_tokens=12, ignore_eos=True, return_generation_logits=True))
+    assert calls
+    for ours, theirs in zip(*found, strict=True):
+        same = [a == b for a, b in zip(ours.token_ids, theirs.token_ids, strict=True)]
+        count = 1 + (same.index(False) if False in same else len(same) - 1)
+        a, b = (out.generation_logits[:count].double() for out in (ours, theirs))
+        assert float((a - b).norm() / a.norm()) < tolerance
+
+
+def wide_model(family: str):
+    """Returns a random model whose heads are as large as published ones'."""
+    wide = {"vocab_size": 900, "d_model": 256}
+    if family == "t5":
+        return tiny.t5(seed=1, spread=0.05, d_kv=64, d_ff=512, feed_forward_proj="gated-gelu", **wide)
+    return tiny.bart(seed=5, spread=0.03, decoder_attention_heads=4, encoder_attention_heads=4, **wide)
 
 
 def test_float16_holds_a_residual_stream_beyond_its_range(tmp_path):

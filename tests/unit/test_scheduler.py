@@ -273,7 +273,7 @@ def bursts(slots: int, prompts: int) -> list[tuple[int, int, int]]:
 
 
 def test_bursts_are_short_while_many_sequences_join():
-    first = [(1, 1, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1), (5, 1, 1), (6, 1, 4), (7, 1, 10), (8, 1, 16)]
+    first = [(1, 1, 0), (2, 1, 1), (3, 1, 1), (4, 1, 1), (5, 1, 1), (6, 1, 1), (7, 1, 4), (8, 1, 16)]
     assert bursts(slots=8, prompts=8)[:8] == first
     # those that wait for a slot do not join
     assert bursts(slots=2, prompts=8)[:3] == [(1, 1, 0), (2, 1, 16), (2, 0, 12)]

@@ -21,8 +21,19 @@ def test_tensors_are_stacked_however_they_lie(dtype):
     assert torch.equal(out, torch.stack(tensors)) and torch.equal(out, upload_stacked(tensors, torch.device("cpu")))
 
 
+def test_threads_share_large_ones(monkeypatch):
+    tensors = [torch.full((2, 300), float(number)) for number in range(9)]
+    one_by_one, shared = torch.empty(9, 2, 300), torch.empty(9, 2, 300)
+    stack_into(one_by_one, tensors)
+    monkeypatch.setattr(upload, "LARGE_BYTES", 1)
+    stack_into(shared, tensors)
+    assert torch.equal(one_by_one, torch.stack(tensors)) and torch.equal(shared, one_by_one)
+
+
+@pytest.mark.parametrize("large", [1, 1 << 20])
 @pytest.mark.parametrize("count", [1, 3])
-def test_there_are_as_many_as_rows(count):
+def test_there_are_as_many_as_rows(count, large, monkeypatch):
+    monkeypatch.setattr(upload, "LARGE_BYTES", large)
     with pytest.raises(ValueError):
         stack_into(torch.empty(2, 4), [torch.zeros(4)] * count)
 

@@ -35,20 +35,23 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     ways = [*WAYS, *({**way, "lora": 0} for way in WAYS if pipeline.adapters)]
     if pipeline.llm.scheduler.config.num_speculative_tokens:
         ways += [{**way, "prompt_lookup_num_tokens": 0} for way in ways]
+    # steps over long texts have other graphs where they attend to encoders' rows themselves
+    has_others = executor.runner.keeps_hidden_rows and not pipeline.processor.vision
+    lengths = [LENGTH, *([pipeline.llm.limits.max_encoder_input_len] if has_others else [])]
     for count, size in enumerate(sizes):
         if progress:
             progress("Warming up", count, len(sizes))
-        for sampling in ways:
-            if not _run(pipeline, size, numbers, sampling):
+        for sampling, length in itertools.product(ways, lengths):
+            if not _run(pipeline, size, numbers, sampling, length):
                 return
     pipeline.free_cached_memory()
 
 
-def _run(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any]) -> bool:
+def _run(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any], length: int) -> bool:
     """Says False where the device has no memory for so many."""
     loop, ids = pipeline.loop, []
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
-        ids = loop.add(_requests(pipeline, size, numbers, sampling))
+        ids = loop.add(_requests(pipeline, size, numbers, sampling, length))
     while loop.has_work:
         if any(update.completion is not None and update.completion.out_of_memory for update in loop.step()):
             loop.clear(ids)
@@ -56,16 +59,18 @@ def _run(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[s
     return True
 
 
-def _requests(pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any]) -> list[Request]:
+def _requests(
+    pipeline: Pipeline, size: int, numbers: Iterator[int], sampling: dict[str, Any], length: int
+) -> list[Request]:
     """Returns so many requests; those with images repeat as many as are encoded in one pass: to make an image and its
     hash takes milliseconds."""
     several = min(size, pipeline.llm.encoders.max_encoder_batch_size) if pipeline.processor.vision else size
-    made = [pipeline.request(_made_up(pipeline, next(numbers)), **LENGTHS, **sampling) for _ in range(several)]
+    made = [pipeline.request(_made_up(pipeline, next(numbers), length), **LENGTHS, **sampling) for _ in range(several)]
     return list(itertools.islice(itertools.cycle(made), size))
 
 
-def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
-    """Returns an input like no other: equal ones would share their work."""
+def _made_up(pipeline: Pipeline, number: int, length: int) -> dict[str, Any]:
+    """Returns an input like no other, a text of so many tokens: equal ones would share their work."""
     processor, generator = pipeline.processor, torch.Generator().manual_seed(number)
     if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
         pixels = torch.rand(vision.num_channels, *vision.usual_size, generator=generator)
@@ -73,5 +78,5 @@ def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
             return {"pixel_values": pixels, "prompt": f"{number}"}
         # of no task, which may need a question
         return {"pixel_values": pixels, "decoder_prompt_token_ids": [processor.config.decoder_start_token_id]}
-    ids = torch.randint(processor.vocab_size, (LENGTH,), generator=generator).tolist()
+    ids = torch.randint(processor.vocab_size, (length,), generator=generator).tolist()
     return {pipeline.capabilities.id_field: ids}

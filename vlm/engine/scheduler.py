@@ -256,13 +256,13 @@ class Scheduler:
         return [s for s in self.running if s.status is running and s.scheduled < s.max_length]
 
     def _steps(self, plan: Plan, joining: int, *, lone: bool) -> int:
-        """Returns the steps of the burst: the fewer the more are `joining`, one where they are a third of all, as a
+        """Returns the steps of the burst: the fewer the more are `joining`, one where they are a sixth of all, as a
         step takes about as long for few sequences as for all. Of the `lone` no more than bring each a token."""
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
         running = len(plan.running)
         if lone:
             return min(int(len(plan.first) < running), longest)
-        burst = self.config.burst * (running - 2 * joining) // max(1, running + joining)
+        burst = self.config.burst * (running - 5 * joining) // max(1, running + joining)
         return min(max(1, burst), longest)
 
     def _most_new(self, sequence: Sequence) -> int:

@@ -22,6 +22,7 @@ class Runner(Protocol):
     block_size: int  # tokens
     gives_context_logits: bool
     shares_prefixes: bool  # may a block be of several sequences?
+    keeps_hidden_rows: bool  # are there steps that attend to an encoder's rows themselves?
 
     def reserve(self, sequences: list[Sequence]) -> None:
         """Makes room for newly admitted sequences."""

@@ -42,7 +42,7 @@ class DecodePass:
 class SlotRunner:
     """Compiled graphs over linear caches; a slot is one block that holds a whole sequence."""
 
-    gives_context_logits = shares_prefixes = False
+    gives_context_logits = shares_prefixes = keeps_hidden_rows = False
 
     def __init__(
         self,

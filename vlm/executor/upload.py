@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vlm.backends.threads import usable_cpus
 from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization, pixel_values
 
 ALIGNED = 16  # bytes: kernels are compiled for addresses of multiples of it
 PAGEABLE_BYTES = 64 << 10  # that CUDA copies out of any memory at once
 PINNED_BYTES = 64 << 20  # of a part that is copied while the next one is put together
+LARGE_BYTES, COPYING_THREADS = 1 << 20, 4  # of a tensor, from which on threads share a part
 
 
 def pack(arrays: Items[npt.NDArray], device: torch.device) -> tuple[Tensor, list[int]]:
@@ -79,7 +83,18 @@ def kind_of(image: Image) -> tuple[torch.Size, torch.dtype, Normalization | None
 
 
 def stack_into(out: Tensor, tensors: Iterable[Tensor]) -> None:
-    """Copies tensors of the host into the rows of `out`, by one thread: where cores are busy torch's wait for each
-    other, thirty times as long as one takes."""
-    for row, tensor in zip(out.numpy(), tensors, strict=True):
-        np.copyto(row, tensor.numpy())
+    """Copies tensors of the host into the rows of `out`, large ones by a few threads, a row each: one does not keep up
+    with a GPU that encodes pages of floats. Torch's would wait for each other where cores are busy, thirty times as
+    long as one takes."""
+    rows = zip(out.numpy(), tensors, strict=True)
+    for _ in _copying_threads().map(_copy, rows) if out[0].nbytes >= LARGE_BYTES else map(_copy, rows):
+        pass
+
+
+def _copy(pair: tuple[npt.NDArray, Tensor]) -> None:
+    np.copyto(pair[0], pair[1].numpy())
+
+
+@functools.cache
+def _copying_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(COPYING_THREADS, usable_cpus()), thread_name_prefix="upload")

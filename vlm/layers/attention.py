@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -207,7 +207,7 @@ class CrossAttention(Attention):
         if hidden is None:
             mixed = batch.attention.cross_attention(self.layer, q, scores=self.scores())
         else:
-            mixed = absorbed_attention(q, self.kv.weight, self.kv.bias, hidden, self.scale)
+            mixed = absorbed_attention(q, cast("Tensor", self.kv.weight), self.kv.bias, hidden, self.scale)
         return self.out(mixed.flatten(1), batch)
 
     @property

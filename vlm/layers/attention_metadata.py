@@ -44,6 +44,9 @@ class AttentionMetadata:
         """Puts keys and values of the encoder's output into the cache."""
         raise NotImplementedError
 
+    def write_hidden(self, features: Tensor) -> None:
+        """Puts the encoder's output [R, E] itself into the cache, where that has room for it."""
+
     def hidden_rows(self) -> HiddenRows | None:
         """Returns the encoder's output itself where it is cheaper to attend to than to its keys and values."""
         return None
@@ -113,7 +116,6 @@ class PagedMetadata(AttentionMetadata):
         kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)
 
     def write_hidden(self, features: Tensor) -> None:
-        """Puts the encoder's output [R, E] itself into the cache, where that has room for it."""
         if self.cache.hidden is not None:
             block = self.cross_tables[self.slots.long(), self.places.long() // self.cache.block_size].long()
             at = block * self.cache.block_size + self.places % self.cache.block_size

@@ -1,0 +1,174 @@
+"""Attention over an encoder's rows themselves: it computes what their keys and values do, in every engine that keeps
+them. What its kernels compute tests/gpu shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+import vlm
+from vlm.api.warm_up import warm_up
+from vlm.config import RuntimeConfig
+from vlm.executor import kv_cache, paged_runner
+from vlm.layers import attention
+from vlm.layers.attention import CrossAttention
+from vlm.layers.context import ModelContext
+from vlm.layers.quant.int8 import Int8
+from vlm.ops.absorbed_attention import absorbed_attention, has_kernel
+from vlm.ops.attention_variant import AttentionVariant
+from vlm.ops.kernels import absorbed_attention as kernels
+from vlm.ops.kernels import nvrtc
+from vlm.ops.paged_attention import paged_attention
+from vlm.ops.paged_kv import HiddenRows, KVCache
+from vlm.parallel.mapping import Mapping
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGES = [{"images": [str(EXAMPLES / f"{name}.png")]} for name in ("page", "table", "math")]
+TEXTS = [
+    {"text": f"translate English to German: {text}"}
+    for text in ("the red house", "a dog", "the old man sees the small bird in the garden")
+]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_attention_over_keys_and_values(bias):
+    torch.manual_seed(0)
+    rows, heads, dim, width, block = 3, 4, 8, 32, 4
+    tables = torch.randperm(18, dtype=torch.int32).view(3, 6)
+    slots, lengths = torch.tensor([2, 0, 1], dtype=torch.int32), torch.tensor([24, 1, 9], dtype=torch.int32)
+    weight, hidden = torch.randn(2 * heads * dim, width), torch.randn(18, block, width)
+    added = torch.randn(len(weight)) if bias else None
+    size = {"heads": heads, "block_size": block, "head_dim": dim, "dtype": torch.float32}
+    kv = KVCache.zeros(range(1), 18, **size, device=torch.device("cpu")).layer(0)
+    k, v = torch.nn.functional.linear(hidden, weight, added).unflatten(2, (2, heads, dim)).unbind(2)
+    kv.keys.copy_(k.transpose(1, 2)), kv.values.copy_(v.transpose(1, 2))
+    q = torch.randn(rows, heads, dim)
+    found = absorbed_attention(q, weight, added, HiddenRows(hidden, tables, slots, lengths), 0.3)
+    torch.testing.assert_close(found, paged_attention(q, kv, tables, slots, lengths, 0.3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def absorbing(monkeypatch) -> list[int]:
+    """Has every engine attend to encoders' rows from the first one on; the list is of how many rows did each time."""
+    met: list[int] = []
+
+    def noted(q: Tensor, *where) -> Tensor:
+        met.append(len(q))
+        return absorbed_attention(q, *where)
+
+    monkeypatch.setattr(kv_cache, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", 1)
+    monkeypatch.setattr(attention, "absorbed_attention", noted)
+    return met
+
+
+def answers(model: str, cache: Path, inputs: list[dict], runtime: RuntimeConfig, **sampling) -> list[list[int]]:
+    pipeline = vlm.load(model, cache_dir=cache, runtime=runtime)
+    return [out.token_ids for out in pipeline.generate(inputs, max_new_tokens=24, **sampling)]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options", "sampling"),
+    [
+        ("mini-t5", TEXTS, {}, {}),
+        ("mini-t5", TEXTS, {}, {"num_beams": 3}),
+        ("mini-t5", TEXTS, {"num_speculative_tokens": 3}, {}),
+        ("mini-nougat", PAGES, {"max_batch_size": 2, "block_size": 8}, {}),
+    ],
+)
+def test_engines_give_the_same_tokens(model, inputs, options, sampling, tmp_path_factory, absorbing, monkeypatch):
+    cache, runtime = tmp_path_factory.getbasetemp() / "absorbed-cache", RuntimeConfig(device="cpu", **options)
+    found = answers(model, cache, inputs, runtime, **sampling)
+    assert absorbing
+    monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", 10**9)
+    absorbing.clear()
+    assert found == answers(model, cache, inputs, runtime, **sampling) and not absorbing
+
+
+def test_sequences_that_are_preempted_have_their_rows_again(tmp_path_factory, absorbing):
+    cache, settings = tmp_path_factory.getbasetemp() / "absorbed-cache", {"max_new_tokens": 80, "ignore_eos": True}
+    texts = [{"text": f"{text['text']} and {number}"} for number in range(3) for text in TEXTS][:8]
+    whole = vlm.load("mini-t5", cache_dir=cache, device="cpu").generate(texts, **settings)
+    few = vlm.load("mini-t5", cache_dir=cache, runtime=RuntimeConfig(device="cpu", max_kv_blocks=64))
+    preempted, preempt = [], few.llm.scheduler._preempt
+
+    def noted(sequence, plan):
+        preempted.append(sequence.id)
+        preempt(sequence, plan)
+
+    few.llm.scheduler._preempt = noted
+    found = few.generate(texts, **settings)
+    assert preempted and [out.token_ids for out in found] == [out.token_ids for out in whole]
+
+
+def test_keys_and_values_of_8_bits_are_as_few_bytes(tmp_path_factory, absorbing):
+    cache = tmp_path_factory.getbasetemp() / "absorbed-cache"
+    answers("mini-t5", cache, TEXTS, RuntimeConfig(device="cpu", kv_cache_dtype="int8"))
+    assert not absorbing
+
+
+def layer(**options) -> CrossAttention:
+    context = options.pop("context", ModelContext())
+    return CrossAttention(64, 4, 0, context=context, **options)
+
+
+def test_which_layers_can():
+    assert layer().absorbs and layer(encoder_size=96).absorbs
+    quantized = layer()
+    quantized.kv.keep(Int8())
+    for other in (
+        quantized,
+        layer(num_kv_heads=2),
+        layer(encoder_size=128),
+        layer(variant=AttentionVariant(softcap=5.0)),
+        layer(context=ModelContext(Mapping(tp=2))),
+    ):
+        assert not other.absorbs
+
+
+def test_the_cpu_has_no_kernel():
+    assert not has_kernel(16, 64, 1024, torch.bfloat16, torch.device("cpu"))
+
+
+def test_room_is_counted_with_the_blocks(tmp_path_factory, absorbing, monkeypatch):
+    sizes, plan = [], kv_cache.plan_cache
+
+    def noted(*args, **options):
+        sizes.append(options["hidden_size"])
+        return plan(*args, **options)
+
+    monkeypatch.setattr(kv_cache, "plan_cache", noted)
+    answers("mini-t5", tmp_path_factory.getbasetemp() / "absorbed-cache", TEXTS[:1], RuntimeConfig(device="cpu"))
+    [size] = sizes
+    config = vlm.load("mini-t5", cache_dir=tmp_path_factory.getbasetemp() / "absorbed-cache", device="cpu").config
+    with_rows, without = (
+        kv_cache.block_bytes(config, 16, torch.bfloat16, Mapping(), hidden_size=each) for each in (size, 0)
+    )
+    assert with_rows == without + 16 * 2 * config.hidden_size
+
+
+def test_warming_up_meets_both_kinds_of_steps(tmp_path_factory, absorbing, monkeypatch):
+    pipeline = vlm.load("mini-t5", cache_dir=tmp_path_factory.getbasetemp() / "absorbed-cache", device="cpu")
+    longest = pipeline.llm.limits.max_encoder_input_len
+    monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", 4 * longest * pipeline.config.hidden_size)
+    warm_up(pipeline)
+    assert {4, 8} == set(absorbing)  # of 1, 2, 4 and 8 rows
+
+
+@pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
+@pytest.mark.parametrize("x_type", (0, 1))
+@pytest.mark.parametrize(("heads", "width"), [(16, 1024), (12, 768), (3, 256)])
+def test_its_kernel_compiles(heads, width, x_type):
+    size = {"HEADS": heads, "WIDTH": width, "BLOCK": 16, "STAGES": kernels.num_stages(width)}
+    for splits in (1, 2, 4):
+        values = size | {"SPLITS": splits, "X_TYPE": x_type}
+        assert nvrtc.compiled("absorbed_attention.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_programs_share_a_context_where_processors_are_left():
+    splits = {rows: kernels.num_splits(rows, 132) for rows in (1, 16, 17, 66, 67, 256)}
+    assert splits == {1: 4, 16: 4, 17: 2, 66: 2, 67: 1, 256: 1}
