@@ -86,8 +86,8 @@ def stack_into(out: Tensor, tensors: Iterable[Tensor]) -> None:
     """Copies tensors of the host into the rows of `out`, large ones by a few threads, a row each: one does not keep up
     with a GPU that encodes pages of floats. Torch's would wait for each other where cores are busy, thirty times as
     long as one takes."""
-    rows = zip(out.numpy(), tensors, strict=True)
-    for _ in _copying_threads().map(_copy, rows) if out[0].nbytes >= LARGE_BYTES else map(_copy, rows):
+    rows, several_large = zip(out.numpy(), tensors, strict=True), len(out) > 1 and out[0].nbytes >= LARGE_BYTES
+    for _ in _copying_threads().map(_copy, rows) if several_large else map(_copy, rows):
         pass
 
 

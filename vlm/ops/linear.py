@@ -30,7 +30,16 @@ def linear(
         kernel = one_row if len(x) == 1 else gemm.linear if gemm.fits(x, weight, activation) else None
         if kernel is not None:
             return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype, activation)
+    if activation is not None and bias is not None and _ends_with(activation, x):
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=activation.name == "gelu_new")
     return activated(_product(x, weight, bias, out_fp32), activation)
+
+
+def _ends_with(activation: Activation, x: Tensor) -> bool:
+    """Tells whether the library's product, with a bias, ends with an activation."""
+    is_known = activation.name in ("gelu_new", "relu") and not activation.gated
+    is_16_bit = x.is_cuda and x.ndim == 2 and x.element_size() == 2 and x.shape[1] % VECTOR == 0
+    return is_known and is_16_bit and not torch.is_grad_enabled()
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
