@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tests.kernel_names import NAMES
+from vlm.ops.activation import ACTIVATIONS, Activation
+from vlm.ops.linear import linear
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,3 +67,17 @@ def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
         torch.testing.assert_close(logprob, sample.log_probability(logits, token), atol=1e-3, rtol=1e-3)
         values, ids, _ = topk_logprobs.topk_logprobs(logits, 5)
         assert torch.equal(values, topk_logprobs.reference(logits, 5)[0]) and ids.max() < 50257
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu", "silu"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_of_many_rows_end_with_their_activation(name, biased, dtype, tolerance):
+    torch.manual_seed(0)
+    x, weight = (torch.randn(size, device="cuda", dtype=dtype) for size in ((700, 256), (512, 256)))
+    bias = torch.randn(512, device="cuda", dtype=dtype) if biased else None
+    with torch.inference_mode():
+        found = linear(x, weight * 0.1, bias, activation=Activation(name))
+        whole = None if bias is None else bias.double()
+        want = ACTIVATIONS[name](torch.nn.functional.linear(x.double(), (weight * 0.1).double(), whole))
+    assert found.dtype == dtype and float((found.double() - want).norm() / want.norm()) < tolerance

@@ -67,6 +67,11 @@ def test_narrow_weights_of_many_inputs_are_shared_out():
     assert gemm.shape_of(gemm.E4M3, 32, 4096, 22016, Activation("silu", gated=True), PROCESSORS).box_rows == 32
 
 
+def test_of_32_rows_two_programs_of_a_product_with_its_activation_share_a_processor():
+    options = {"inputs": 1024, "outputs": 4096, "activation": Activation("gelu_new"), "processors": PROCESSORS}
+    assert [gemm.shape_of(gemm.FLOAT16, rows, **options).splits for rows in (8, 16, 32, 64)] == [2, 2, 4, 2]
+
+
 def test_off_cuda_products_are_the_library_s():
     torch.manual_seed(0)
     x, weight, bias = torch.randn(5, 256), torch.randn(64, 256), torch.randn(64)

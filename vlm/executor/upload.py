@@ -21,7 +21,7 @@ from vlm.requests.pixels import Normalization, pixel_values
 ALIGNED = 16  # bytes: kernels are compiled for addresses of multiples of it
 PAGEABLE_BYTES = 64 << 10  # that CUDA copies out of any memory at once
 PINNED_BYTES = 64 << 20  # of a part that is copied while the next one is put together
-LARGE_BYTES, COPYING_THREADS = 1 << 20, 4  # of a tensor, from which on threads share a part
+LARGE_BYTES, COPYING_THREADS = 1 << 20, 8  # of a tensor, from which on threads share a part
 
 
 def pack(arrays: Items[npt.NDArray], device: torch.device) -> tuple[Tensor, list[int]]:

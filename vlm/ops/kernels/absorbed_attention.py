@@ -22,7 +22,7 @@ MOST_HEADS, COLUMNS = 16, 256  # the tensor cores' rows; of which the width is a
 MOST_SHARED = 227 * 1024
 MOST_STAGES = 3  # with more of them no kernel ahead has room beside it, nor a second program
 WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
-KEY_COLUMNS, KEY_ROWS = 64, 64  # of a program's product with keys' weights
+KEY_COLUMNS, KEY_ROWS = 128, 128  # of a program's product with keys' weights
 VALUE_INPUTS, VALUE_ROWS = 256, 16  # of a step of, and of a program's product with values' weights
 
 
@@ -88,7 +88,17 @@ def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: H
     queries, mixed = torch.empty((2, rows, heads, width), dtype=q.dtype, device=q.device)
     keys, values = (triton.next_power_of_2(min(max(rows, 16), most)) for most in (KEY_ROWS, VALUE_ROWS))
     _absorb_keys[(heads, width // KEY_COLUMNS, triton.cdiv(rows, keys))](
-        q, weight, queries, rows, q.stride(0), HEADS=heads, D=dim, E=width, M=keys, N=KEY_COLUMNS, num_warps=4
+        q,
+        weight,
+        queries,
+        rows,
+        q.stride(0),
+        HEADS=heads,
+        D=dim,
+        E=width,
+        M=keys,
+        N=KEY_COLUMNS,
+        num_warps=8 if keys == KEY_ROWS else 4,
     )
     splits = num_splits(rows, num_processors(q.device))
     constants = {

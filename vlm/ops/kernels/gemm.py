@@ -116,8 +116,11 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
     tiles, lines, splits, tile = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, 1, padded
     is_long, many = lines > MOST_STAGES[kind], padded == MOST_ROWS
-    if is_long or activation is not None:  # which a cluster's programs share as well
-        splits = _num_splits(tiles, lines // (1 if is_long else 2), processors, many=many)
+    if is_long:
+        splits = _num_splits(tiles, lines, processors, many=many)
+    elif activation is not None:  # which a cluster's programs share as well; of a few rows two have room on a processor
+        several = 2 if padded == FEW_ROWS else 1
+        splits = _num_splits(tiles, lines * several // 2, processors * several, many=many)
     if many or lines <= FEW_LINES:
         tile = _tile_rows(padded, splits * tiles, processors // (2 if many and is_long else 1))
     programs = splits * tiles * padded // tile
