@@ -70,6 +70,7 @@ def test_narrow_weights_of_many_inputs_are_shared_out():
 def test_of_32_rows_two_programs_of_a_product_with_its_activation_share_a_processor():
     options = {"inputs": 1024, "outputs": 4096, "activation": Activation("gelu_new"), "processors": PROCESSORS}
     assert [gemm.shape_of(gemm.FLOAT16, rows, **options).splits for rows in (8, 16, 32, 64)] == [2, 2, 4, 2]
+    assert gemm.shape_of(gemm.FLOAT16, 32, **options | {"inputs": 512, "outputs": 2048}).splits == 1
 
 
 def test_off_cuda_products_are_the_library_s():

@@ -118,8 +118,8 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
     is_long, many = lines > MOST_STAGES[kind], padded == MOST_ROWS
     if is_long:
         splits = _num_splits(tiles, lines, processors, many=many)
-    elif activation is not None:  # which a cluster's programs share as well; of a few rows two have room on a processor
-        several = 2 if padded == FEW_ROWS else 1
+    elif activation is not None:  # which a cluster's programs share as well, of a few rows two on a processor
+        several = 2 if padded == FEW_ROWS and lines >= 4 * SHORT else 1
         splits = _num_splits(tiles, lines * several // 2, processors * several, many=many)
     if many or lines <= FEW_LINES:
         tile = _tile_rows(padded, splits * tiles, processors // (2 if many and is_long else 1))
