@@ -32,6 +32,7 @@ from vlm_app.server.http.checks import hostname, is_loopback
 from vlm_app.server.http.connections import AT_ONCE, MAX_FRAMING, MAX_HEADER_BYTES
 from vlm_app.server.http.content_coding import LEAST_BYTES
 
+pytestmark = pytest.mark.slow  # it waits for time limits
 SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
 LIMIT = 2**20
 CHAT = {"model": "mini-t5", "messages": [{"role": "user", "content": "translate English to German: The old ship."}]}

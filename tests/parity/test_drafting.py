@@ -19,6 +19,7 @@ from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.token_update import Completion
 
+pytestmark = pytest.mark.slow  # every family, with and without
 NEW, MAX_SEQ_LEN = 30, 72
 FAMILIES = ("t5", "bart", "gpt2", "llama", "llava", "nougat")
 DRAWN = {"temperature": 0.7, "seed": 3, "top_k": 8}

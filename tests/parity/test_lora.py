@@ -19,6 +19,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import CheckpointError, InputError, LimitError
 from vlm.requests.adapters import NO_ADAPTER
 
+pytestmark = pytest.mark.slow  # every family, several times
 ATTENTION, FFN = ["q_proj", "v_proj"], ["fc1", "fc2", "out_proj"]
 # of each model: what two of its adapters change; the third one changes every linear layer
 TEXT = {

@@ -38,6 +38,8 @@ from vlm.layers.quant.methods import METHODS
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry.catalogs import configs_of
 
+pytestmark = pytest.mark.slow  # every family, twice
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):

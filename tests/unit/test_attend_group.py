@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 from vlm.ops.kernels import attend_group, nvrtc
 from vlm.ops.paged_kv import PagedKV
 
+pytestmark = pytest.mark.slow  # it compiles all variants
 CONSTANTS = {
     "X_TYPE": 1, "KV_TYPE": 1, "HEADS": 16, "GROUP": 2, "DIM": 128, "HALF": 64, "BLOCK": 16, "CLUSTER": 1, "WARPS": 4,
     "STAGES": 3, "NEW": 1, "CAP": "0.0f", "REACH": -1, "LARGEST": "1.0f",

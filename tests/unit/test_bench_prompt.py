@@ -28,6 +28,7 @@ from vlm_app.core.running import open_pipeline
 from vlm_app.reference import random_model
 from vlm_app.reference.vila import Vila
 
+pytestmark = pytest.mark.slow  # every family, beside Hugging Face
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1,

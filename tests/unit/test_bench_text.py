@@ -32,6 +32,7 @@ from vlm_app.cli.main import main
 from vlm_app.core.running import open_pipeline
 from vlm_app.reference import random_model
 
+pytestmark = pytest.mark.slow  # every family, beside Hugging Face
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 60, "d_model": 32, "d_kv": 12, "d_ff": 48,
       "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
       "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip

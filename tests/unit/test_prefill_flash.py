@@ -12,6 +12,7 @@ from vlm.ops.kernels import attend_group, nvrtc, prefill_flash
 from vlm.ops.paged_kv import MOST, KVCache, PagedKV
 from vlm.ops.prefill_attention import tiles_of
 
+pytestmark = pytest.mark.slow  # it compiles all variants
 CPU = torch.device("cpu")
 TILES = torch.tensor(tiles_of([(0, 0, 70)], 64), dtype=torch.int32)
 TYPES = [(x, kept) for x in prefill_flash.X_TYPES for kept in (x, *MOST)]

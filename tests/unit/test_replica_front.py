@@ -18,6 +18,7 @@ from tests.replica_kit import END, STREAM, Asked, Front, chunk, front_of, whole
 from tests.server_kit import until
 from vlm_app.server.repository.statistics import Statistics
 
+pytestmark = pytest.mark.slow  # processes that hang and end
 OK = whole(b'{"status": "ok"}')
 BESIDE = {"/health": OK, "/metrics": whole(b"", kind="text/plain")}  # of work
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}]}).encode()
