@@ -11,7 +11,7 @@ from tests.gpu.marks import HOPPER
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor import paged_runner
+from vlm.executor import kv_cache
 from vlm.layers import attention
 from vlm.ops.absorbed_attention import absorbed_attention
 from vlm.requests.request import Request
@@ -119,7 +119,7 @@ def test_steps_over_encoders_rows_find_what_those_over_keys_and_values_do(
 
     monkeypatch.setattr(attention, "absorbed_attention", noted)
     for least in (10**9, 1):
-        monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", least)
+        monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", least)
         assert not calls
         pipe = Pipeline(half, RuntimeConfig(device="cuda"))
         found.append(pipe.generate(inputs, max_new_tokens=12, ignore_eos=True, return_generation_logits=True))

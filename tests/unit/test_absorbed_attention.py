@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 import vlm
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
-from vlm.executor import kv_cache, paged_runner
+from vlm.executor import kv_cache
 from vlm.layers import attention
 from vlm.layers.attention import CrossAttention
 from vlm.layers.context import ModelContext
@@ -61,7 +61,7 @@ def absorbing(monkeypatch) -> list[int]:
         return absorbed_attention(q, *where)
 
     monkeypatch.setattr(kv_cache, "has_kernel", lambda *_: True)
-    monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", 1)
+    monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", 1)
     monkeypatch.setattr(attention, "absorbed_attention", noted)
     return met
 
@@ -84,7 +84,7 @@ def test_engines_give_the_same_tokens(model, inputs, options, sampling, tmp_path
     cache, runtime = tmp_path_factory.getbasetemp() / "absorbed-cache", RuntimeConfig(device="cpu", **options)
     found = answers(model, cache, inputs, runtime, **sampling)
     assert absorbing
-    monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", 10**9)
+    monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", 10**9)
     absorbing.clear()
     assert found == answers(model, cache, inputs, runtime, **sampling) and not absorbing
 
@@ -103,6 +103,12 @@ def test_sequences_that_are_preempted_have_their_rows_again(tmp_path_factory, ab
     few.llm.scheduler._preempt = noted
     found = few.generate(texts, **settings)
     assert preempted and [out.token_ids for out in found] == [out.token_ids for out in whole]
+
+
+def test_an_engine_whose_batches_are_too_small_keeps_no_rows(tmp_path_factory, absorbing, monkeypatch):
+    monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", 8 * 512 * 10**4)
+    pipeline = vlm.load("mini-t5", cache_dir=tmp_path_factory.getbasetemp() / "absorbed-cache", device="cpu")
+    assert not pipeline.llm.executor.runner.keeps_hidden_rows
 
 
 def test_keys_and_values_of_8_bits_are_as_few_bytes(tmp_path_factory, absorbing):
@@ -154,7 +160,7 @@ def test_room_is_counted_with_the_blocks(tmp_path_factory, absorbing, monkeypatc
 def test_warming_up_meets_both_kinds_of_steps(tmp_path_factory, absorbing, monkeypatch):
     pipeline = vlm.load("mini-t5", cache_dir=tmp_path_factory.getbasetemp() / "absorbed-cache", device="cpu")
     longest = pipeline.llm.limits.max_encoder_input_len
-    monkeypatch.setattr(paged_runner, "ABSORBED_NUMBERS", 4 * longest * pipeline.config.hidden_size)
+    monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", 4 * longest * pipeline.config.hidden_size)
     warm_up(pipeline)
     assert {4, 8} == set(absorbing)  # of 1, 2, 4 and 8 rows
 

@@ -87,7 +87,8 @@ def _paged_runner(
     _share_embedding(networks)
     free = _free_bytes(device) if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
-    hidden_size = 0 if runtime.batch_invariant or kept != dtype else kv_cache.hidden_size_of(decoder, dtype, device)
+    keeps_kv_alone = runtime.batch_invariant or kept != dtype
+    hidden_size = 0 if keeps_kv_alone else kv_cache.hidden_size_of(decoder, limits, dtype, device)
     sizes = {"dtype": kept, "mapping": mapping, "hidden_size": hidden_size}
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, free_bytes=free, **sizes)
     shape = replace(shape, num_self=ranks.hosts.minimum(shape.num_self), num_cross=ranks.hosts.minimum(shape.num_cross))

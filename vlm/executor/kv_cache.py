@@ -14,6 +14,10 @@ from vlm.ops.absorbed_attention import has_kernel
 from vlm.ops.paged_kv import KVCache, bytes_of
 from vlm.parallel.mapping import Mapping
 
+# of encoders' rows, from which on a step attends to these themselves: it saves as many numbers of keys and values,
+# which an H200 reads in 14 us, and the products around it cost about that
+ABSORBED_NUMBERS = 30_000_000
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -36,15 +40,20 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, mapping
     return kv + hidden_size * block_size * dtype.itemsize
 
 
-def hidden_size_of(decoder: DecoderNetwork, dtype: torch.dtype, device: torch.device) -> int:
+def absorbing_pays(rows: int, width: int) -> bool:
+    """Says whether a step is faster that attends to so many rows of encoders themselves."""
+    return rows * width >= ABSORBED_NUMBERS
+
+
+def hidden_size_of(decoder: DecoderNetwork, limits: EngineLimits, dtype: torch.dtype, device: torch.device) -> int:
     """Returns how wide rows of an encoder are that decode steps attend to instead of their keys and values, where all
-    layers can; 0 where not."""
+    layers can, and a full batch is faster so; 0 where not."""
     layers = [module for module in decoder.modules() if isinstance(module, CrossAttention)]
-    sizes = {(layer.kv_heads[0], layer.head_dim, layer.kv.in_features) for layer in layers if layer.absorbs}
-    if len(sizes) != 1 or not all(layer.absorbs for layer in layers):
+    if not layers or not all(layer.absorbs for layer in layers):
         return 0
-    [(heads, head_dim, width)] = sizes
-    return width if has_kernel(heads, head_dim, width, dtype, device) else 0
+    heads, head_dim, width = layers[0].kv_heads[0], layers[0].head_dim, layers[0].kv.in_features
+    pays = absorbing_pays(limits.max_batch_size * limits.max_encoder_input_len, width)
+    return width if pays and has_kernel(heads, head_dim, width, dtype, device) else 0
 
 
 def heads_of(model: ModelConfig, mapping: Mapping) -> int:

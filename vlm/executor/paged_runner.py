@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
-from vlm.executor.kv_cache import CacheShape
+from vlm.executor.kv_cache import CacheShape, absorbing_pays
 from vlm.executor.launch_bound import LaunchBound
 from vlm.executor.micro_batches import micro_batches, split_prefills
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required, rounding_ahead
@@ -39,9 +39,6 @@ Step = Callable[[DecodeRows, SamplingPlan], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
-# of encoders' rows, from which on a step attends to these themselves: it saves as many numbers of keys and values,
-# which an H200 reads in 14 us, and the products around it cost about that
-ABSORBED_NUMBERS = 30_000_000
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
@@ -261,7 +258,7 @@ class PagedRunner:
         """Says whether a step attends to encoders' rows themselves: where that pays, and no adapter changes their keys
         and values."""
         hidden = self.cache.hidden
-        return hidden is not None and not rows.adapted and rows.cross_rows * hidden.shape[2] >= ABSORBED_NUMBERS
+        return hidden is not None and not rows.adapted and absorbing_pays(rows.cross_rows, hidden.shape[2])
 
     def _logits(self, step: StepRows, *, adapted: bool, absorbs: bool) -> Tensor:
         """Returns the logits [R, V] of a step's rows."""

@@ -172,7 +172,7 @@ class CrossAttention(Attention):
     admission.
 
     They lie in the same pool as the self-attention's, in blocks of their own. `encoder_size` None: the encoder's rows
-    are as wide as its own. Where it `absorbs` the weights of keys and values, it can do with the output itself.
+    are as wide as its own. Where all layers absorb the weights of keys and values they can do with the output itself.
     """
 
     def __init__(
@@ -203,8 +203,7 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends to the encoder's output: x [R, hidden] -> [R, hidden]"""
         q = self.q(x, batch).view(x.shape[0], -1, self.head_dim)
-        hidden = batch.attention.hidden_rows() if self.absorbs else None
-        if hidden is None:
+        if (hidden := batch.attention.hidden_rows()) is None:
             mixed = batch.attention.cross_attention(self.layer, q, scores=self.scores())
         else:
             mixed = absorbed_attention(q, cast("Tensor", self.kv.weight), self.kv.bias, hidden, self.scale)
@@ -212,8 +211,8 @@ class CrossAttention(Attention):
 
     @property
     def absorbs(self) -> bool:
-        """Says whether the weights of all heads' keys and values are here as they are, and an encoder's row is no
-        wider than its keys and its values."""
+        """Says whether it can do with an encoder's rows: the weights of all heads' keys and values are here as they
+        are, and a row is narrower than its keys and values together."""
         is_whole = len(set(self.kv_heads)) == 1 and self.kv.part_sizes["k"] == self.q.out_features
         narrow = self.kv.in_features < 2 * self.kv.part_sizes["k"]
         return isinstance(self.kv.method, Dense) and is_whole and narrow and self.variant == PLAIN

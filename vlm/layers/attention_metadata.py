@@ -48,7 +48,7 @@ class AttentionMetadata:
         """Puts the encoder's output [R, E] itself into the cache, where that has room for it."""
 
     def hidden_rows(self) -> HiddenRows | None:
-        """Returns the encoder's output itself where it is cheaper to attend to than to its keys and values."""
+        """Returns the encoder's output itself where all layers can do with it, and are faster so."""
         return None
 
     def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:

@@ -31,7 +31,7 @@ def linear(
         if kernel is not None:
             return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype, activation)
     if activation is not None and bias is not None and _ends_with(activation, x):
-        return torch._addmm_activation(bias, x, weight.t(), use_gelu=activation.name == "gelu_new")
+        return torch.ops.aten._addmm_activation(bias, x, weight.t(), use_gelu=activation.name == "gelu_new")
     return activated(_product(x, weight, bias, out_fp32), activation)
 
 
