@@ -36,7 +36,7 @@ def linear(
 
 
 def _ends_with(activation: Activation, x: Tensor) -> bool:
-    """Tells whether the library's product, with a bias, ends with an activation."""
+    """Tells whether the library's product, with a bias, ends with an activation: its GELU is that of tanh on CUDA."""
     is_known = activation.name in ("gelu_new", "relu") and not activation.gated
     is_16_bit = x.is_cuda and x.ndim == 2 and x.element_size() == 2 and x.shape[1] % VECTOR == 0
     return is_known and is_16_bit and not torch.is_grad_enabled()
