@@ -18,7 +18,7 @@ from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.paged_kv import HiddenRows
 
-MOST_HEADS, COLUMNS = 16, 256  # the tensor cores' rows; of which the width is a multiple
+MOST_HEADS, COLUMNS, WIDEST = 16, 256, 1024  # the tensor cores' rows; of which the width is a multiple, up to this
 MOST_SHARED = 227 * 1024
 MOST_STAGES = 3  # with more of them no kernel ahead has room beside it, nor a second program
 WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
@@ -74,7 +74,7 @@ def fits(heads: int, dim: int, width: int, dtype: torch.dtype, device: torch.dev
     """Tells whether there is a kernel for so many heads over hidden rows of this width."""
     powers = dim >= 16 and dim & dim - 1 == 0
     there = dtype in X_TYPES and nvrtc.copies_boxes(device) and heads <= MOST_HEADS and powers
-    return there and width % COLUMNS == 0 and num_stages(width) > 1
+    return there and width % COLUMNS == 0 and width <= WIDEST
 
 
 def num_stages(width: int) -> int:
