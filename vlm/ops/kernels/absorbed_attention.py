@@ -1,6 +1,6 @@
 """Attention over an encoder's hidden rows (compute capability 9.0): absorbed_attention.cu between two products a head.
 
-Both products' weights, and the first hidden rows, are requested while the kernels ahead of them end.
+The weights of the first one, and the first hidden rows, are requested while the kernels ahead of them end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from vlm.ops.kernels.device import num_processors
 from vlm.ops.paged_kv import HiddenRows
 
 MOST_HEADS, COLUMNS, WIDEST = 16, 256, 1024  # the tensor cores' rows; of which the width is a multiple, up to this
-MOST_SHARED = 227 * 1024
-MOST_STAGES = 3  # with more of them no kernel ahead has room beside it, nor a second program
+STAGES = 3  # of a program: with more of them no kernel ahead has room beside it
 WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
 KEY_COLUMNS, KEY_ROWS = 128, 128  # of a program's product with keys' weights
 VALUE_INPUTS, VALUE_ROWS = 256, 16  # of a step of, and of a program's product with values' weights
@@ -77,59 +76,41 @@ def fits(heads: int, dim: int, width: int, dtype: torch.dtype, device: torch.dev
     return there and width % COLUMNS == 0 and width <= WIDEST
 
 
-def num_stages(width: int) -> int:
-    """Returns for how many tiles of hidden rows there is room."""
-    return min(MOST_STAGES, (MOST_SHARED - _beside()) // _stage(width))
-
-
 def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: HiddenRows, scale: float) -> Tensor:
     (rows, heads, dim), width = q.shape, weight.shape[1]
     assert q.stride(2) == 1 and q.stride(1) == dim and weight.is_contiguous() and hidden.blocks.is_contiguous()
     queries, mixed = torch.empty((2, rows, heads, width), dtype=q.dtype, device=q.device)
-    keys, values = (triton.next_power_of_2(min(max(rows, 16), most)) for most in (KEY_ROWS, VALUE_ROWS))
-    _absorb_keys[(heads, width // KEY_COLUMNS, triton.cdiv(rows, keys))](
-        q,
-        weight,
-        queries,
-        rows,
-        q.stride(0),
-        HEADS=heads,
-        D=dim,
-        E=width,
-        M=keys,
-        N=KEY_COLUMNS,
-        num_warps=8 if keys == KEY_ROWS else 4,
-    )
+    tile = triton.next_power_of_2(min(max(rows, 16), KEY_ROWS))
+    _absorb_keys[(heads, width // KEY_COLUMNS, triton.cdiv(rows, tile))](
+        q, weight, queries, rows, q.stride(0),
+        HEADS=heads, D=dim, E=width, M=tile, N=KEY_COLUMNS, num_warps=8 if tile == KEY_ROWS else 4,
+    )  # fmt: skip
     splits = num_splits(rows, num_processors(q.device))
     constants = {
         "X_TYPE": X_TYPES[q.dtype], "HEADS": heads, "WIDTH": width, "BLOCK": hidden.blocks.shape[1],
-        "STAGES": num_stages(width), "SPLITS": splits,
+        "STAGES": STAGES, "SPLITS": splits,
     }  # fmt: skip
     _kernel(tuple(constants.items()), q.device).launch(
         (splits, rows, 1), 32 * (WARPS + 1), queries, *hidden, mixed, scale * 1.4426950408889634,
         hidden.tables.stride(0), cluster=splits,
     )  # fmt: skip
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    _apply_values[(heads, triton.cdiv(rows, values))](
+    _apply_values[(heads, triton.cdiv(rows, VALUE_ROWS))](
         mixed, weight, weight if bias is None else bias, out, rows,
-        HEADS=heads, D=dim, E=width, M=values, K=VALUE_INPUTS, BIAS=bias is not None, num_warps=4, num_stages=4,
+        HEADS=heads, D=dim, E=width, M=VALUE_ROWS, K=VALUE_INPUTS, BIAS=bias is not None, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
 
 
-def _stage(width: int) -> int:
-    """Returns the bytes of a tile of hidden rows."""
-    return TILE * (2 * width + SLICE)
-
-
-def _beside() -> int:
-    """Returns the bytes beside tiles: all warps' products, weights and what they are of, two barriers a stage."""
+def shared_memory(width: int) -> int:
+    """Returns the bytes of a program: tiles, all warps' products, weights and what they are of, two barriers a
+    stage."""
     rows = MOST_HEADS
-    return 4 * WARPS * rows * (TILE + 8) + rows * (2 * TILE + 16) + 4 * rows + 8 * rows + 16 * MOST_STAGES
+    beside = 4 * WARPS * rows * (TILE + 8) + rows * (2 * TILE + 16) + 4 * rows + 8 * rows
+    return STAGES * (TILE * (2 * width + SLICE) + 16) + beside
 
 
 @functools.cache
 def _kernel(constants: tuple[tuple[str, int], ...], device: torch.device) -> nvrtc.CudaKernel:
     values = dict(constants)
-    shared = values["STAGES"] * _stage(values["WIDTH"]) + _beside()
-    return nvrtc.CudaKernel("absorbed_attention.cu", "absorbed_attention", values, shared)
+    return nvrtc.CudaKernel("absorbed_attention.cu", "absorbed_attention", values, shared_memory(values["WIDTH"]))
