@@ -24,6 +24,7 @@ from vlm.layers.image_tiles import cut_tiles, join_tiles
 from vlm.processing.image_processor import ImageProcessor
 from vlm.requests.image import Image
 
+pytestmark = pytest.mark.slow  # every size, tiled
 MARK, BEFORE, VOCAB, NEW = 59, 7, 60, 12
 # 25 patches to a side, some of which share a position, and a pixel of none
 LEFT_OVER = {"image_size": 51, "patch_size": 2, "num_hidden_layers": 1}

@@ -15,6 +15,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.methods import METHODS
 
+pytestmark = pytest.mark.slow  # every family by every method
 WEIGHT_ONLY = ("int8", "int4", "int4-asymmetric")
 
 

@@ -23,6 +23,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.inputs import Inputs
 from vlm.layers.quant.methods import METHODS
 
+pytestmark = pytest.mark.slow  # every method as nodes of graphs
 INPUTS = {
     "plain": Inputs(),
     "static": Inputs(input_scale=True),
