@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.gpu.guarded import guarded
 from tests.gpu.marks import HOPPER
+from tests.gpu.test_attend import relative
 from vlm.ops.absorbed_attention import absorbed_attention, reference
 from vlm.ops.kernels import absorbed_attention as kernels
 from vlm.ops.paged_kv import HiddenRows
@@ -43,10 +44,6 @@ def inputs(shape, dtype: torch.dtype) -> tuple:
     weight = torch.randn(2 * heads * dim, width, device="cuda", dtype=dtype) * width**-0.5
     bias = torch.randn(2 * heads * dim, device="cuda", dtype=dtype)
     return q, weight, bias, HiddenRows(blocks, tables, slots, lengths), dim**-0.5
-
-
-def relative(found: torch.Tensor, want: torch.Tensor) -> float:
-    return float((found.double() - want.double()).norm() / want.double().norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.attend import SLICE, X_TYPES
+from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.paged_kv import HiddenRows
@@ -91,7 +93,7 @@ def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: H
         "STAGES": STAGES, "SPLITS": splits,
     }  # fmt: skip
     _kernel(tuple(constants.items()), q.device).launch(
-        (splits, rows, 1), 32 * (WARPS + 1), queries, *hidden, mixed, scale * 1.4426950408889634,
+        (splits, rows, 1), 32 * (WARPS + 1), queries, *hidden, mixed, product_scale(scale, PLAIN),
         hidden.tables.stride(0), cluster=splits,
     )  # fmt: skip
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
