@@ -109,7 +109,7 @@ COMMANDS = (
      "--input-output-len 12,30 --repeats 5 --hf-repeats 3"),
     ("nougat-base-throughput", 110,
      "throughput --arch nougat-base --random-weights --dtype bfloat16 --batch-size 128 --new-tokens 1000 "
-     "--hf-new-tokens 100 --repeats 3"),
+     "--hf-new-tokens 100 --repeats 5"),
     ("t5-small-batch-128", 70,
      "text --arch t5-small --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 64,64 "
      "--hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),

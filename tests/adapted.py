@@ -9,9 +9,11 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
 from tests import families, tiny
-from tests.engines import engine_dir
+from tests.engines import engine_dir, rebuilt
+from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm.requests.adapters import NO_ADAPTER
 from vlm_app.reference.huggingface import image_inputs
 
 BASE, QUESTION = None, [7, 21, 9, 33]
@@ -79,6 +81,41 @@ class AdaptedText(Adapted):
         else:
             logits = model(input_ids=torch.tensor([text + tokens])).logits[:, len(text) - 1 : -1]
         return logits.log_softmax(-1)[0].gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+    def check(self, new: int, atol: float = 1e-4, fewest: int = 6) -> None:
+        """Checks `new` tokens and log-probabilities of all inputs at once, of which so many differ at least, then the
+        tokens of each alone."""
+        pipe, want = self.pipeline(block_size=4), [self.tokens(*case, new) for case in self.cases]
+        assert len(set(map(tuple, want))) >= fewest, "the adapters make no difference"
+        for _ in range(2):  # the second time what can be shared is: of one text, nothing among adapters
+            found = pipe.generate(self.inputs, max_new_tokens=new)
+            assert [out.token_ids for out in found] == want
+        for case, out in zip(self.cases, found, strict=True):
+            exact = self.logprobs(*case, out.token_ids)
+            torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=atol, rtol=0)
+        for given, (name, text), tokens in zip(self.inputs, self.cases, want, strict=True):
+            assert pipe.generate(given, max_new_tokens=new).token_ids == tokens
+            number = NO_ADAPTER if name is BASE else self.names.index(name) - 1  # as an option
+            assert pipe.generate({self.key: text}, max_new_tokens=new, lora=number).token_ids == tokens
+        assert pipe.llm.scheduler.blocks.balanced
+
+    def check_beams(self, new: int, **options) -> None:
+        """Checks `new` tokens of three beams each. Two searches fit at once, so that others take over their slots."""
+        want = [self.tokens(*case, new, num_beams=3) for case in self.cases]
+        found = self.pipeline(max_batch_size=6, **options).generate(self.inputs, num_beams=3, max_new_tokens=new)
+        assert [out.token_ids for out in found] == want
+
+    def check_preempted(self, new: int, **few_blocks) -> None:
+        """Checks `new` tokens of inputs of which some begin again."""
+        found, preemptions = preempted(self, new, **few_blocks)
+        assert found == [self.tokens(*case, new) for case in self.cases] and preemptions > 0
+
+    def check_split(self, new: int, **sizes) -> None:
+        """Checks `new` tokens where ranks share the model, and all adapters with it."""
+        generated = lambda pipe: [out.token_ids for out in pipe.generate(self.inputs, max_new_tokens=new)]  # noqa: E731
+        split = rebuilt(self.engine, max_batch_size=8, **sizes)
+        found = with_followers(split, RuntimeConfig(device="cpu", lora=self.lora), generated)
+        assert found == [self.tokens(*case, new) for case in self.cases]
 
 
 class AdaptedVision(Adapted):

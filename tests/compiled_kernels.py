@@ -1,7 +1,7 @@
-"""Compiles what a case of `kernel_cases` launches, for a GPU that need not be there.
+"""Compiles what the cases of `kernel_cases` launch, for a GPU that need not be there.
 
-`python -O -m tests.compiled_kernels add_lora` prints each kernel's name. Nothing runs, so what would look at results is
-off: `-O` leaves assertions out.
+`python -O -m tests.compiled_kernels add_lora rotate` prints each case's name and how many kernels it has. Nothing runs,
+so what would look at results is off: `-O` leaves assertions out.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def signature(kernel: Any, values: dict[str, Any]) -> Signature:
     return types, constants, known
 
 
-def compile_launches() -> None:
-    """Lets every launch compile its kernel instead, once for each signature."""
-    target, seen = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32), set()
+def compile_launches(seen: set[str]) -> None:
+    """Lets every launch compile its kernel instead, once for each signature, which is then among those `seen`."""
+    target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: Any, **constants: Any) -> None:
         options = {name: constants.pop(name) for name in OPTIONS if name in constants}
@@ -62,7 +62,6 @@ def compile_launches() -> None:
             return
         seen.add(key)
         triton.compile(ASTSource(self, *found), target=target, options=options)
-        print(self.__name__, flush=True)
 
     JITFunction.run = run
 
@@ -79,19 +78,23 @@ def leave_results_alone() -> None:
     F.scaled_dot_product_attention = attend_in_one_type
 
 
-def main(name: str) -> None:
+def main(names: list[str]) -> None:
+    seen: set[str] = set()
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *_: CAPABILITY  # kernels start before those ahead of them end
-    compile_launches()
+    compile_launches(seen)
     leave_results_alone()
     from tests import kernel_cases
 
-    if name not in FLOAT32_STATE:
-        torch.set_default_dtype(DTYPE)
-        kernel_cases.KINDS = (DTYPE, *kernel_cases.KINDS[1:])
-    torch.manual_seed(0)
-    kernel_cases.CASES[name](torch.device("cpu"))
+    for name in names:
+        own = torch.float32 if name in FLOAT32_STATE else DTYPE
+        torch.set_default_dtype(own)
+        kernel_cases.KINDS = (own, *kernel_cases.KINDS[1:])
+        torch.manual_seed(0)
+        seen.clear()
+        kernel_cases.CASES[name](torch.device("cpu"))
+        print(name, len(seen), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

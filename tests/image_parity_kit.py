@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from PIL import Image as Picture
 
+from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
+from vlm.requests.image import Image
 from vlm.requests.request import Request
 
 BATCHES = ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6})
 BEAMS = {"num_beams": 3, "length_penalty": 0.5}
+# of tiny models: an image's placeholder, what ends an output, how many ids there are; new tokens
+MARK, END, VOCAB, NEW = 59, 2, 60, 12
 
 
 def cpu(**options: Any) -> RuntimeConfig:
@@ -30,6 +35,67 @@ class Case(Protocol):
     def theirs(self, *given: Any, **options: Any) -> list[int]: ...
 
     def theirs_in_full(self, *given: Any, **options: Any) -> Any: ...
+
+
+class MarkedCase:
+    """A model in whose prompts images have a placeholder, several of them, and prompts with none, one and three."""
+
+    images: list[torch.Tensor]
+    prompts: list[tuple[list[int], list[int]]]  # ids, and numbers of images
+
+    def __init__(self, model: Any, folder: Path):
+        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8)
+        self.vision = Pipeline(self.engine, cpu()).processor.vision
+
+    def rows(self, image: int) -> int:
+        """Returns how many rows of features an image has."""
+        raise NotImplementedError
+
+    def pixels(self, images: list[int]) -> dict[str, Any]:
+        """Returns what Hugging Face's class takes of images."""
+        raise NotImplementedError
+
+    def ours(self, prompt: list[int], images: list[int]) -> dict[str, Any]:
+        ids, end, left = [], VOCAB, iter(images)
+        for token in prompt:
+            begin = end
+            end += self.rows(next(left)) if token == MARK else 0
+            ids += range(begin, end) if token == MARK else [token]
+        return {"decoder_prompt_token_ids": ids, "pixel_values": [self.images[i] for i in images] or None}
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        return [self.ours(*given) for given in self.prompts]
+
+    def marked(self, prompt: list[int], images: list[int]) -> torch.Tensor:
+        """Returns ids [1, T] with a placeholder for each row of an image."""
+        ids = self.ours(prompt, images)["decoder_prompt_token_ids"]
+        return torch.tensor([[MARK if token >= VOCAB else token for token in ids]])
+
+    def theirs(self, prompt: list[int], images: list[int], **options: Any) -> list[int]:
+        before = self.marked(prompt, images).shape[1]
+        out = self.theirs_in_full(prompt, images, **options)[0, before:].tolist()
+        return out[: out.index(END) + 1] if END in out else out
+
+    @torch.no_grad()
+    def theirs_in_full(self, prompt: list[int], images: list[int], **options: Any) -> Any:
+        ids = self.marked(prompt, images)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.pixels(images)}
+        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": END, "pad_token_id": 0} | options
+        return self.model.generate(**inputs, **options)
+
+    def encoded(self, pipe: Pipeline) -> list[torch.Tensor]:
+        """Returns features of all images but one at once, and of that."""
+        *several, last = [{"pixel_values": image} for image in self.images]
+        return [each.last_hidden_state for each in (*pipe.encode(several), pipe.encode(last))]
+
+    def check_features(self, want: list[torch.Tensor], *options: dict[str, Any]) -> None:
+        """Checks those of all images, encoded in passes as the options say."""
+        for given in ({}, *options):
+            encoders = Pipeline(self.engine, cpu(**given)).llm.encoders
+            found = encoders.encode_pixels([Image.from_pixels(image, self.vision) for image in self.images])
+            for got, exact in zip(found, want, strict=True):
+                torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
 
 
 def check_mixed_batches(case: Case, *more: dict[str, Any], new: int) -> None:

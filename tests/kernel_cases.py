@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -72,6 +72,18 @@ def _ints(high: int, *size: int, low: int = 0) -> torch.Tensor:
     return torch.randint(low, high, size, dtype=torch.int32)
 
 
+def _shared_out(device: torch.device, turn: int, turns: int, *axes: Iterable) -> list[tuple]:
+    """Returns the combinations of these values that shape number `turn` of so many is run with: on a GPU all; in the
+    interpreter, which takes a second for each, a part, so that each combination has one of the shapes."""
+    combinations = [*itertools.product(*axes)]
+    return combinations if device.type == "cuda" else combinations[turn % turns :: turns]
+
+
+def _blocks(device: torch.device, width: int) -> int:
+    """Returns how many blocks a table has: in the interpreter, which takes milliseconds for each, a quarter of them."""
+    return width if device.type == "cuda" else max(width // 4, 5)
+
+
 KINDS = (torch.float32, torch.int8, torch.float8_e4m3fn)  # of what a cache keeps
 
 
@@ -121,7 +133,9 @@ def _check_equal(ours: PagedKV, theirs: PagedKV, atol: float) -> None:
 
 def paged_attention(device: torch.device) -> None:
     # (rows, heads, head size, block size, blocks a table): one and several splits, odd head sizes
-    for rows, heads, dim, block, width in ((3, 2, 12, 8, 5), (1, 4, 64, 16, 40), (5, 3, 80, 16, 9), (2, 2, 32, 8, 64)):
+    shapes = ((3, 2, 12, 8, 5), (1, 4, 64, 16, 40), (5, 3, 80, 16, 9), (2, 2, 32, 8, 64))
+    for turn, (rows, heads, dim, block, most) in enumerate(shapes):
+        width = _blocks(device, most)
         keys, values = (torch.randn(99, heads, block, dim) for _ in range(2))
         # what lies beyond a sequence's length must not matter
         keys[-1], values[-1] = float("nan"), float("nan")
@@ -133,13 +147,12 @@ def paged_attention(device: torch.device) -> None:
         q = torch.randn(rows, 3, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (tables, slots, lengths)]
         attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
-        for kv in _kept(keys, values, device):
-            for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
-                for variant in (PLAIN, VARIANTS[-1]):
-                    options = (*arguments, dim**-0.5, bias, variant)
-                    want = attention_op.reference(q.to(device), kv, *options)
-                    found = attention_kernel.paged_attention(q.to(device), kv, *options)
-                    torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+        biases, variants = (None, torch.randn(heads, 2 * 7 + 1, device=device)), (PLAIN, VARIANTS[-1])
+        for kv, bias, variant in _shared_out(device, turn, 4, _kept(keys, values, device), biases, variants):
+            options = (*arguments, dim**-0.5, bias, variant)
+            want = attention_op.reference(q.to(device), kv, *options)
+            found = attention_kernel.paged_attention(q.to(device), kv, *options)
+            torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
 
 
 def _check_16_bits(
@@ -163,29 +176,28 @@ def _check_16_bits(
 
 def grouped_attention(device: torch.device) -> None:
     # several query heads a head of keys: groups that are no power of two, one head for all, padded head sizes
-    for rows, heads, kv_heads, dim, block, width in (
-        (3, 6, 2, 12, 8, 5), (2, 20, 1, 32, 16, 20), (4, 4, 2, 64, 8, 30), (1, 4, 2, 16, 8, 140)
-    ):  # fmt: skip
+    shapes = ((3, 6, 2, 12, 8, 5), (2, 20, 1, 32, 16, 20), (4, 4, 2, 64, 8, 30), (1, 4, 2, 16, 8, 140))
+    for turn, (rows, heads, kv_heads, dim, block, most) in enumerate(shapes):
+        width = _blocks(device, most)
         keys, values = (torch.randn(99, kv_heads, block, dim) for _ in range(2))
         tables, slots = _ints(99, SLOTS, width), _ints(SLOTS, rows)
         lengths = _ints(width * block + 1, rows, low=1)
         q = torch.randn(rows, 2, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (tables, slots, lengths)]
         attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
-        for kv in _kept(keys, values, device):
-            for variant in VARIANTS:
-                options = (*arguments, dim**-0.5, None, variant)
-                want = attention_op.reference(q.to(device), kv, *options)
-                found = attention_kernel.paged_attention(q.to(device), kv, *options)
-                torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
-                _check_16_bits(attention_kernel.paged_attention, attention_op.reference, q, kv, options)
+        for kv, variant in _shared_out(device, turn, 4, _kept(keys, values, device), VARIANTS):
+            options = (*arguments, dim**-0.5, None, variant)
+            want = attention_op.reference(q.to(device), kv, *options)
+            found = attention_kernel.paged_attention(q.to(device), kv, *options)
+            torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+            _check_16_bits(attention_kernel.paged_attention, attention_op.reference, q, kv, options)
 
 
 def merged_attention(device: torch.device) -> None:
     # sequences and encoders' outputs of any lengths, in tables of different widths: one split and several
-    for rows, heads, kv_heads, dim, block, widths in (
-        (3, 4, 1, 12, 8, (5, 9)), (2, 6, 2, 32, 16, (20, 3)), (5, 2, 2, 64, 8, (4, 30)),
-    ):  # fmt: skip
+    shapes = ((3, 4, 1, 12, 8, (5, 9)), (2, 6, 2, 32, 16, (20, 3)), (5, 2, 2, 64, 8, (4, 30)))
+    for turn, (rows, heads, kv_heads, dim, block, most) in enumerate(shapes):
+        widths = [_blocks(device, width) for width in most]
         keys, values = (torch.randn(99, kv_heads, block, dim) for _ in range(2))
         keys[-1], values[-1] = float("nan"), float("nan")
         tables, slots = tuple(_ints(98, SLOTS, width).to(device) for width in widths), _ints(SLOTS, rows)
@@ -195,19 +207,19 @@ def merged_attention(device: torch.device) -> None:
         lengths[0][slots == slots[0]] = 1
         q, whole = torch.randn(rows, 2, heads, dim, device=device)[:, 1], tuple(x.to(device) for x in lengths)
         attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
-        for kv in _kept(keys, values, device):
-            for variant in VARIANTS:
-                options = (tables, slots.to(device), whole, dim**-0.5, variant)
-                found = merged_kernel.merged_attention(q, kv, *options)
-                torch.testing.assert_close(found, merged_op.reference(q, kv, *options), atol=5e-6, rtol=1e-5)
-                _check_16_bits(merged_kernel.merged_attention, merged_op.reference, q, kv, options)
-                assert kv.arrivals is not None and not kv.arrivals.any()
+        for kv, variant in _shared_out(device, turn, 3, _kept(keys, values, device), VARIANTS):
+            options = (tables, slots.to(device), whole, dim**-0.5, variant)
+            found = merged_kernel.merged_attention(q, kv, *options)
+            torch.testing.assert_close(found, merged_op.reference(q, kv, *options), atol=5e-6, rtol=1e-5)
+            _check_16_bits(merged_kernel.merged_attention, merged_op.reference, q, kv, options)
+            assert kv.arrivals is not None and not kv.arrivals.any()
 
 
 def step_attention(device: torch.device) -> None:
     # turned in part, wholly and not at all; one and several splits; the new token alone; groups of query heads
     shapes = ((3, 2, 2, 12, 8, 5), (2, 4, 4, 64, 16, 40), (5, 6, 2, 20, 8, 9), (3, 20, 1, 32, 16, 20))
-    for rows, heads, kv_heads, dim, block, width in shapes:
+    for turn, (rows, heads, kv_heads, dim, block, most) in enumerate(shapes):
+        width = _blocks(device, most)
         tables = torch.randperm(SLOTS * width, dtype=torch.int32).view(SLOTS, width).to(device)
         slots = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device)
         lengths = _ints(width * block + 1, rows, low=1)
@@ -216,22 +228,22 @@ def step_attention(device: torch.device) -> None:
         attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
         keys, values = (torch.randn(SLOTS * width, kv_heads, block, dim) for _ in range(2))
         biases = (None, torch.randn(heads, 2 * 7 + 1, device=device)) if heads == kv_heads else (None,)
-        for half, bias in itertools.product((0, dim // 2, 2), biases):
+        for half, bias, kind in _shared_out(device, turn, 2, (0, dim // 2, 2), biases, range(len(KINDS))):
             variant = VARIANTS[-1] if half == 2 else PLAIN
             angles = torch.randn(rows, 2, half, device=device) if half else None
             places = lengths.to(device) - 1
             new = NewTokens(*parts[1:], places, angles)
             q = parts[0] if angles is None else rotary_op.rotate(parts[0], angles)
             k = parts[1] if angles is None else rotary_op.rotate(parts[1], angles)
-            for ours, theirs in zip(_kept(keys, values, device), _kept(keys, values, device), strict=True):
-                arguments = (tables, slots, lengths.to(device), dim**-0.5, bias, variant)
-                found = attention_kernel.paged_attention(parts[0], ours, *arguments, new)
-                write_op.reference(k, parts[2], theirs, tables, slots, places)
-                _check_equal(ours, theirs, atol=1e-6)
-                # of ours: in 8 bits a value may have been written one step apart
-                want = attention_op.reference(q, ours, *arguments)
-                torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
-                assert ours.arrivals is not None and not ours.arrivals.any()
+            ours, theirs = (_kept(keys, values, device)[kind] for _ in range(2))
+            arguments = (tables, slots, lengths.to(device), dim**-0.5, bias, variant)
+            found = attention_kernel.paged_attention(parts[0], ours, *arguments, new)
+            write_op.reference(k, parts[2], theirs, tables, slots, places)
+            _check_equal(ours, theirs, atol=1e-6)
+            # of ours: in 8 bits a value may have been written one step apart
+            want = attention_op.reference(q, ours, *arguments)
+            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+            assert ours.arrivals is not None and not ours.arrivals.any()
 
 
 def prefill_attention(device: torch.device) -> None:
@@ -448,16 +460,17 @@ def kv_write(device: torch.device) -> None:
 def packed_attention(device: torch.device) -> None:
     lengths = (5, 1, 70, 130, 64)
     rows = sum(lengths)
-    for heads, kv_heads, dim, most in ((3, 3, 12, 6), (4, 2, 64, 9), (3, 1, 80, 40)):
+    # of windows some look further to one side
+    every = (*VARIANTS, AttentionVariant(None, 3, 4), AttentionVariant(None, 66, 0))
+    for turn, (heads, kv_heads, dim, most) in enumerate(((3, 3, 12, 6), (4, 2, 64, 9), (3, 1, 80, 40))):
         q, k, v = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
         whole, tiles = (torch.tensor(packed_op.tiles_of(lengths, n), dtype=torch.int32) for n in (None, 64))
         tiles = torch.cat([tiles, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
-        for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
-            # of windows some look further to one side
-            for variant in (*VARIANTS, AttentionVariant(None, 3, 4), AttentionVariant(None, 66, 0)):
-                want = packed_op.reference(q, k, v, whole, dim**-0.5, bias, variant)
-                found = packed_kernel.packed_attention(q, k, v, tiles, dim**-0.5, bias, variant)
-                torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+        biases = (None, torch.randn(heads, 2 * most + 1, device=device))
+        for bias, variant in _shared_out(device, turn, 3, biases, every):
+            want = packed_op.reference(q, k, v, whole, dim**-0.5, bias, variant)
+            found = packed_kernel.packed_attention(q, k, v, tiles, dim**-0.5, bias, variant)
+            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
 def add_layer_norm(device: torch.device) -> None:
@@ -521,11 +534,12 @@ def linear(device: torch.device) -> None:
             want = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
             found = linear_kernel.linear(x, weight, given, torch.float32)
             torch.testing.assert_close(found, want.float(), atol=2e-5 * inputs**0.5, rtol=1e-5)
-    for outputs, ending in itertools.product((2, 30, 262), ENDINGS):
-        x, weight, bias = (torch.randn(*n, device=device) for n in ((1, 64), (outputs, 64), (outputs,)))
-        want = activation_op.reference(torch.nn.functional.linear(x, weight / 8, bias), ending)
-        found = linear_kernel.linear(x, weight / 8, bias, torch.float32, ending)
-        torch.testing.assert_close(found, want, atol=2e-5, rtol=1e-5)
+    for turn, outputs in enumerate((2, 30, 262)):
+        for (ending,) in _shared_out(device, turn, 3, ENDINGS):
+            x, weight, bias = (torch.randn(*n, device=device) for n in ((1, 64), (outputs, 64), (outputs,)))
+            want = activation_op.reference(torch.nn.functional.linear(x, weight / 8, bias), ending)
+            found = linear_kernel.linear(x, weight / 8, bias, torch.float32, ending)
+            torch.testing.assert_close(found, want, atol=2e-5, rtol=1e-5)
 
 
 def quantized_linear(device: torch.device) -> None:

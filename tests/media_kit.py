@@ -44,6 +44,15 @@ def nested_forms(levels: int = 9, calls: int = 12, count: int = 1) -> bytes:
     return one_page(b"/F Do " * calls, b"/XObject<</F 5 0 R>>", more=tuple(forms), count=count)
 
 
+def slow_page(draws: int = 1000) -> bytes:
+    """A page whose shadings take seconds each, and hardly any memory: it is at work for an hour."""
+    function = stream(
+        b"{ " + b"sin exch cos exch " * 200 + b"0 }", b"/FunctionType 4/Domain[0 1 0 1]/Range[0 1 0 1 0 1]"
+    )
+    shading = b"<</ShadingType 1/ColorSpace/DeviceRGB/Matrix[200 0 0 200 0 0]/Function 5 0 R>>"
+    return one_page(b"/S sh " * draws, b"/Shading<</S %s>>" % shading, more=(function,))
+
+
 @dataclass(frozen=True)
 class Child:
     """A process by what /proc says of it."""

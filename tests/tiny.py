@@ -382,8 +382,13 @@ def gpt2(seed: int = 0, spread: float = 0.25, **options):
 
 def prompts(model, lengths, seed: int = 0) -> list[list[int]]:
     """Token sequences of these lengths, special tokens left out."""
+    return ids_below(model.config.vocab_size, lengths, seed)
+
+
+def ids_below(end: int, lengths, seed: int = 0) -> list[list[int]]:
+    """Token sequences of these lengths, the first three ids left out, and those from `end` on."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, model.config.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    return [torch.randint(3, end, (n,), generator=generator).tolist() for n in lengths]
 
 
 def save_with_words(model, folder) -> None:

@@ -231,13 +231,14 @@ class BuildConfig(Config):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        errors = [*errors_of(self, ",")]
+        errors = dict(errors_of(self, ","))
         if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
-            errors.append(f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86")
+            errors["target"] = f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"
         if not errors and self.tp_size % (self.encoder_tp_size or 1):
-            errors.append(f"encoder_tp_size is {self.encoder_tp_size}, it must divide tp_size {self.tp_size}")
-        if errors:
-            raise ConfigError("; ".join(errors) + ".")
+            errors["encoder_tp_size"] = (
+                f"encoder_tp_size is {self.encoder_tp_size}, it must divide tp_size {self.tp_size}"
+            )
+        _check(errors, "tp_size")
 
     @property
     def quantization_options(self) -> dict[str, Any]:
@@ -369,12 +370,12 @@ class RuntimeConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        errors = [*errors_of(self, ",")]
+        errors = dict(errors_of(self, ","))
         if self.devices is not None and self.device != type(self).device:
-            errors.append("device and devices are both given, leave one of the two out")
-        errors += _adapter_errors(self.lora)
-        if errors:
-            raise ConfigError("; ".join(errors) + ".")
+            errors["devices"] = "device and devices are both given, leave one of the two out"
+        if wrong := _adapter_errors(self.lora):
+            errors["lora"] = "; ".join(wrong)
+        _check(errors, "device")
 
     @property
     def lora_folders(self) -> dict[str, Path]:
@@ -388,6 +389,12 @@ class RuntimeConfig(Config):
         if not self.batch_invariant or device_type == "cpu":
             return replace(self, batch_invariant=False)
         return replace(self, max_encoder_tokens=1, prefix_sharing=False, num_speculative_tokens=0)
+
+
+def _check(errors: Mapping[str, str], *others: str) -> None:
+    """Raises ConfigError for what is wrong with fields, if anything is. `others`: which the sentences may name, too."""
+    if errors:
+        raise ConfigError("; ".join(errors.values()) + ".", settings=(*errors, *others))
 
 
 def _adapter_errors(lora: tuple[str, ...]) -> list[str]:

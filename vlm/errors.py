@@ -8,13 +8,15 @@ from collections.abc import Iterable
 class VlmError(Exception):
     """Base of every error that is the caller's to mend; the command line prints it alone and exits with 2.
 
-    `kind`, a word or two, sorts it in a job's report.
+    `kind`, a word or two, sorts it in a job's report. `settings`: fields that the sentence names, the one at fault
+    first. The command line and the servers' protocols have names of their own for them.
     """
 
     kind = "other"
 
-    def __init__(self, message: str, kind: str | None = None):
+    def __init__(self, message: str, kind: str | None = None, *, settings: tuple[str, ...] = ()):
         super().__init__(message)
+        self.settings = settings
         if kind:
             self.kind = kind
 
@@ -41,9 +43,9 @@ class LimitError(InputError):
     `remedy`: what whoever runs the engine can do, too; `for_clients` of a server says nothing of it.
     """
 
-    def __init__(self, message: str, remedy: str = ""):
+    def __init__(self, message: str, remedy: str = "", *, settings: tuple[str, ...] = ()):
         self.for_clients = f"{message.removesuffix('.')}."
-        super().__init__(f"{message}, {remedy}." if remedy else self.for_clients)
+        super().__init__(f"{message}, {remedy}." if remedy else self.for_clients, settings=settings)
 
 
 class LengthError(LimitError):
@@ -89,8 +91,8 @@ class VlmWarning(UserWarning):
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a number of things: `1 page`, `2 pages`; `noun`: one of them."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    """Returns a number of things: `1 page`, `2,000 pages`; `noun`: one of them."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def listed(items: Iterable[object], limit: int = 8) -> str:

@@ -5,6 +5,7 @@ MAX_LOGIT_BIAS = 100.0  # in size, as OpenAI has it
 MAX_LOGPROBS = 2**19  # of a server's answer
 MAX_STOP_IDS = 1024  # of a request to a server; as many biases, allowed tokens, bad words
 MAX_STOP_CHARACTERS = 256  # of a stop string
+MAX_STOPS = 16  # stop strings, as OpenAI has it
 MAX_QUESTION_CHARACTERS = 4096  # of a question that is drawn on a picture: some 50 lines
 CHARACTERS_PER_TOKEN = 64  # that are read of a text, however few tokens they become
 MAX_PIXELS = 175_000_000  # of an image: A1 at 475 dpi; Pillow itself refuses more than 178,956,970

@@ -48,6 +48,10 @@ class Option:
     drawn: bool = False  # does that key count for draws alone?
     only_with: str | None = None  # the field that it goes with: nothing comes of it while that has its default
 
+    def flag(self, name: str) -> str:
+        """Returns what the command line calls it, the option of a field of this name."""
+        return self.flags[0] if self.flags else default_flag(name)
+
 
 def option(
     value: Any = dataclasses.MISSING, /, help: str = "", *, factory: Any = dataclasses.MISSING, **more: Any
@@ -94,7 +98,7 @@ def without_none(hint: Any) -> Any:
 def flag_of(config: type, name: str) -> str:
     """Returns what the command line calls a field."""
     own = options_of(config).get(name)
-    return own.flags[0] if own and own.flags else default_flag(name)
+    return own.flag(name) if own else default_flag(name)
 
 
 def by_flag(config: Any, *names: str) -> dict[str, Any]:
@@ -106,22 +110,30 @@ def default_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iterator[str]:
-    """Yields what is wrong with each value of a dataclass that its option does not take, and what is allowed; None and
-    defaults are taken by every option. `flags`: options are called as on the command line."""
+def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields (field, what is wrong with it, and what is allowed) of each value of a dataclass that its option does not
+    take; None and defaults are taken by every option. `flags`: options are called as on the command line."""
     for name, default, allowed in _limited(type(config)):
         value = getattr(config, name)
         if value is default or value is None:  # as most are, of each request
             continue
         if error := allowed.error(value):
             label = flag_of(type(config), name) if flags else name
-            yield f"{label} is {repr(value) if isinstance(value, str) else value}{separator} {error}"
+            yield name, f"{label} is {repr(value) if isinstance(value, str) else value}{separator} {error}"
 
 
 def check_limits(config: Any, *, flags: bool = False) -> None:
     """Raises InputError for the first value of a dataclass that its option does not take."""
-    for error in errors_of(config, flags=flags):
-        raise InputError(f"{error}.")
+    for name, error in errors_of(config, flags=flags):
+        raise InputError(f"{error}.", settings=(name,))
+
+
+def check_values(config: type, values: Mapping[str, Any]) -> None:
+    """Raises InputError for the first value that its option does not take. `values`: by the names of a dataclass's
+    options."""
+    for name, _, allowed in _limited(config):
+        if name in values and (error := allowed.error(values[name])):
+            raise InputError(f"{name} is {_short(values[name])}; {error}.", settings=(name,))
 
 
 def check_types(config: type, values: Mapping[str, Any]) -> None:
@@ -130,7 +142,7 @@ def check_types(config: type, values: Mapping[str, Any]) -> None:
     types = _types(config)
     for name, value in values.items():
         if error := types[name].error(value):
-            raise InputError(f"{name} is {_short(value)}; {error}.")
+            raise InputError(f"{name} is {_short(value)}; {error}.", settings=(name,))
 
 
 def converted(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +153,8 @@ def converted(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found[name] = (options[name].convert or to_tuples)(value)
         except (ArithmeticError, AttributeError, TypeError, ValueError):
-            raise InputError(f"{name} is {_short(value)}; it must be {_types(config)[name]}.") from None
+            must = f"it must be {_types(config)[name]}"
+            raise InputError(f"{name} is {_short(value)}; {must}.", settings=(name,)) from None
     check_types(config, found)
     return found
 
@@ -165,7 +178,11 @@ def check_each(config: Any) -> None:
     """Calls the checks of a dataclass's options where a value is not the default. Raises InputError."""
     for name, default, check in _checked(type(config)):
         if (value := getattr(config, name)) is not default:
-            check(value)
+            try:
+                check(value)
+            except InputError as error:
+                error.settings = (name,)
+                raise
 
 
 @functools.cache

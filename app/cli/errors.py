@@ -14,6 +14,7 @@ import typer
 
 from vlm.errors import VlmError
 from vlm_app.core.names import printable
+from vlm_app.core.renamed import with_flags
 from vlm_app.core.warning_lines import warnings_in_a_line
 
 PARTLY_FAILED = 1  # some pages of a job
@@ -21,7 +22,16 @@ USER_ERROR = 2
 INTERNAL_ERROR = 70  # EX_SOFTWARE
 INTERRUPTED = 130
 # what a disk or a folder refuses, and no mistake of the program's
-REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
+REFUSED = {
+    errno.EBADF,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+}
 
 
 def debugging() -> bool:
@@ -29,9 +39,10 @@ def debugging() -> bool:
     return bool(os.environ.get("VLM_DEBUG"))
 
 
-def print_error(message: object) -> None:
+def print_error(message: str | VlmError) -> None:
     """Prints one line of `vlm: ...` on stderr."""
-    print(f"vlm: {printable(str(message))}", file=sys.stderr, flush=True)
+    text = message if isinstance(message, str) else with_flags(message)
+    print(f"vlm: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def command(function: Callable[..., Any]) -> Callable[..., Any]:

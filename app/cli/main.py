@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--debug" in arguments:
         os.environ["VLM_DEBUG"] = "1"
         arguments = [argument for argument in arguments if argument != "--debug"]
+    _open_closed()
     _write_utf8()
     try:
         _run(arguments)
@@ -52,6 +53,17 @@ def _run(arguments: list[str]) -> None:
 
     set_environment()
     command_line_of(arguments)(arguments)
+
+
+def _open_closed() -> None:
+    """Opens what our caller has closed: stdin is empty, what is written to stdout fails, as it does for other programs,
+    and what is written to stderr goes nowhere."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _write_utf8() -> None:

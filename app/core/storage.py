@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def location(address: str | Path) -> Path:
-    """Returns a path, or for a URL an object that acts as one; InputError where it cannot be reached."""
+    """Returns a path, or for a URL an object that acts as one; InputError where it cannot be reached, and for an empty
+    path, such as a shell's variable that is not set."""
+    if address == "":
+        raise InputError("a path is empty; name a file or a folder (. is this one).")
     if isinstance(address, Path) or "://" not in str(address):
         return Path(address)
     try:

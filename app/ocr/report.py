@@ -81,7 +81,7 @@ class Summary:
 
 def live(summary: Summary, documents: int) -> str:
     """Returns a line while the job runs."""
-    parts = [f"{summary.done} of {counted(documents, 'document')}", counted(summary.pages, "page")]
+    parts = [f"{summary.done:,} of {counted(documents, 'document')}", counted(summary.pages, "page")]
     parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
     if failures := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
         parts.append(f"{failures} failed")

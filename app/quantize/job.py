@@ -94,6 +94,8 @@ class QuantizeJob:
         """Raises InputError for an export that there is no form for, CheckpointError for a place where none can be."""
         if source.kind != "hf":
             raise InputError(f"--export is made like a Hugging Face folder, and {self.model} is none; leave it out.")
+        if export.resolve() == self.out.resolve():
+            raise InputError(f"--export {export} is the folder of --out; give each a place of its own.")
         check_export_folder(export)
 
     def _check_plan(self, plan: Plan, source: Source) -> None:

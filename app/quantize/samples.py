@@ -13,7 +13,7 @@ from typing import Any
 from vlm.errors import InputError, VlmError, listed
 from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.text.prompts import prompt_of
-from vlm_app.text.sources import Item, beside, from_file
+from vlm_app.text.sources import Item, from_file
 
 RENAMED = {"question": "prompt", "source": "text", "document": "text", "image": "images"}
 REFERENCES = ("reference", "answer", "summary", "target", "translation")
@@ -86,7 +86,7 @@ def _texts(items: Iterable[Item]) -> Iterator[Sample | str]:
             yield f"{item.place}: {item.error}"
         elif not item.is_empty:
             text, _, reference = item.text.partition("\t") if item.source.endswith(".tsv") else (item.text, "", "")
-            images = tuple(beside(item.source, image) for image in item.fields.get("images", ()))
+            images = tuple(item.fields.get("images", ()))
             reference = item.fields.get("reference", reference) or None
             yield Sample(item.place, text, images, messages=item.fields.get("messages"), reference=reference)
 
@@ -103,8 +103,6 @@ def _line(item: Item) -> Item:
         return Item(item.source, item.line, error="it is no JSON object")
     reference = next((fields[name] for name in REFERENCES if isinstance(fields.get(name), str)), None)
     named = {RENAMED.get(name, name): value for name, value in fields.items()}
-    if isinstance(named.get("images"), str):
-        named["images"] = [named["images"]]
     prompt = prompt_of(Item(item.source, item.line, json.dumps(named, ensure_ascii=False)))
     more = {} if reference is None else {"reference": reference}
     return Item(prompt.source, prompt.line, prompt.text, prompt.error, fields={**prompt.fields, **more})

@@ -53,7 +53,8 @@ def comparable(sampling: dict[str, Any]) -> dict[str, Any]:
     plain = SamplingParams()
     if unsupported := [n for n, value in sampling.items() if n not in COMMON and value != getattr(plain, n)]:
         raise InputError(
-            f"the accuracy check decodes greedily or by beams, one output a request; leave {listed(unsupported)} out."
+            f"the accuracy check decodes greedily or by beams, one output a request; leave {listed(unsupported)} out.",
+            settings=tuple(unsupported),
         )
     if (beams := sampling.get("num_beams", 1)) == 1:
         return {**sampling, **GREEDY}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vlm.errors import VlmError
+from vlm_app.core.renamed import with_flags
 from vlm_app.text.sources import Item
 from vlm_app.text.tasks import ToInput
 
@@ -69,7 +70,7 @@ class TextJob:
                 print(piece, end="", file=self.out, flush=True)
             self.report.tokens = len(self.pipeline.last_output.token_ids)
         except VlmError as error:
-            self._fail(item, str(error))
+            self._fail(item, with_flags(error))
         print(file=self.out, flush=True)
         self.report.texts, self.report.seconds = 1, time.perf_counter() - start
         return self.report
@@ -89,8 +90,15 @@ class TextJob:
         """Returns a line an output, whatever its text holds; as many empty ones where there is none."""
         if result is None or isinstance(result, str):
             return [""] * self.count
-        texts = [output.text for output in (result, *result.alternatives)]
+        texts = [text_of_output(self.pipeline, output) for output in (result, *result.alternatives)]
         return texts if self.alone and len(texts) == 1 else [" ".join(text.splitlines()) for text in texts]
+
+
+def text_of_output(pipeline: Pipeline, output: Output, *, raw: bool = False) -> str:
+    """Returns an output's text, as decoded where it is to be `raw`; its ids where the model has no tokenizer."""
+    if pipeline.tokenizer is None:
+        return " ".join(map(str, output.token_ids))
+    return output.raw_text if raw else output.text
 
 
 def input_of(item: Item, to_input: ToInput) -> dict[str, Any]:
@@ -121,7 +129,7 @@ def in_order(
     turn = 0
     for index, result in pipeline.as_completed(inputs(), on_error="yield", **sampling):
         number = numbers.pop(index)
-        pending[number] = (pending[number][0], str(result) if isinstance(result, VlmError) else result)
+        pending[number] = (pending[number][0], with_flags(result) if isinstance(result, VlmError) else result)
         while turn in pending and pending[turn][1] is not ...:
             yield pending.pop(turn)
             turn += 1

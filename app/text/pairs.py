@@ -9,11 +9,11 @@ from pathlib import Path
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import InputError, listed
+from vlm_app.text.prompts import IMAGES
 from vlm_app.text.sources import Item, beside, lines
 
 SOURCES = ("text", "source", "document", "question", "prompt")
 REFERENCES = ("reference", "summary", "target", "translation", "answer")
-IMAGES = ("images", "image")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Pair:
     reference: str
     place: str  # for messages
     images: tuple[str, ...] = ()  # paths of what the text asks about
+    is_summary: bool = False  # does the file call the reference so?
 
 
 def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[str]]:
@@ -72,4 +73,5 @@ def _pair(item: Item, suffix: str) -> Pair | str:
         return f"{item.place}: text or reference is no text"
     if not (isinstance(images, list | tuple) and all(isinstance(path, str) for path in images)):
         return f"{item.place}: its images are no list of paths"
-    return Pair(text, reference, item.place, tuple(beside(item.source, path) for path in images))
+    paths = tuple(beside(item.source, path) for path in images)
+    return Pair(text, reference, item.place, paths, is_summary="summary" in fields)

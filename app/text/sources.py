@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from vlm.errors import InputError
 
 STDIN = "-"
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how a file begins
 MAX_BYTES = 2**24  # of a text; no model takes so many, and several are held at once
 MAX_SKIPPED = 2**30  # of a line that is too long, to find the next one
 
@@ -53,10 +54,12 @@ def from_arguments(texts: Iterable[str], whole: bool = False) -> Iterator[Item]:
 
 
 def one_text(argument: str) -> str:
-    """Returns an argument, or for `-` all of stdin. InputError unless it is UTF-8."""
+    """Returns an argument, or for `-` all of stdin. InputError unless it is UTF-8, and for an empty stdin."""
     [item] = from_arguments([argument], whole=True)
     if item.error:
         raise InputError(f"{item.place}: {item.error}.")
+    if argument == STDIN and not item.text:
+        raise InputError("stdin is empty; - reads a text from it.")
     return item.text
 
 
@@ -111,14 +114,14 @@ def check_ends(path: Path) -> None:
 
 
 def lines(name: str, file: BinaryIO) -> Iterator[Item]:
-    """Yields each line without its end; one that is not UTF-8 or too long has an error, and after one that does not end
-    nothing is read."""
+    """Yields each line without its end; one that is not UTF-8 or too long has an error. After one that does not
+    end, and of a file in UTF-16, nothing is read."""
     for number in itertools.count(1):
         if not (data := file.readline(MAX_BYTES + 1)):
             return
         ends = len(data) <= MAX_BYTES or data.endswith(b"\n") or _skipped(file)
-        yield _decoded(name, number, data.rstrip(b"\r\n"))
-        if not ends:
+        yield (item := _decoded(name, number, data.rstrip(b"\r\n")))
+        if not ends or item.line is None:
             return
 
 
@@ -133,8 +136,12 @@ def _whole(name: str, file: BinaryIO) -> Item:
 
 
 def _decoded(name: str, number: int | None, data: bytes) -> Item:
+    if number in (1, None) and data.startswith(UTF_16):  # all of the file is
+        return Item(name, None, error="it is UTF-16; save it as UTF-8")
     if len(data) > MAX_BYTES:
         return Item(name, number, error=f"it has more than {MAX_BYTES:,} bytes")
+    if (at := data.find(b"\0")) >= 0:  # of UTF-16, say
+        return Item(name, number, error=f"it has a NUL character (byte {at + 1} of it); save it as UTF-8, without them")
     if number in (1, None):
         data = data.removeprefix(codecs.BOM_UTF8)
     try:

@@ -18,6 +18,7 @@ import numpy as np
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import VlmError
 from vlm.processing.processor import Processor
+from vlm_app.server.core.setting_names import for_clients
 from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
 from vlm_app.server.tensors.wire import DTYPES
 
@@ -64,9 +65,8 @@ def _typed(array: np.ndarray, data_type: str) -> np.ndarray:
 
 def failure(error: Exception) -> Any:
     """Returns one sentence for what the client can mend; else what it was, for who looks after the server."""
-    text = (
-        getattr(error, "for_clients", str(error)) if isinstance(error, VlmError) else f"{type(error).__name__}: {error}"
-    )
+    ours = isinstance(error, VlmError)
+    text = for_clients(error, "/v2") if ours else f"{type(error).__name__}: {error}"
     return utils().InferenceResponse([], error=utils().TritonError(text))
 
 

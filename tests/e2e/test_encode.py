@@ -63,6 +63,19 @@ def test_means_as_lines_of_json(folder):
     np.testing.assert_allclose(lines[1]["mean"], want.numpy(), atol=2e-4)
 
 
+def test_a_text_that_cannot_be_encoded_costs_that_text(folder, tmp_path):
+    path, _ = folder
+    given = {"stdin": "w3 w4\n\n" + "w1 " * 40 + "\nw9\n"}
+    result = call("-", "--model", path, **given)
+    assert result.exit_code == 1
+    assert [json.loads(line)["input"] for line in result.stdout.splitlines()] == ["w3 w4", "w9"]
+    assert "vlm: stdin line 2: the text is empty" in result.stderr
+    assert "vlm: stdin line 3: the text has" in result.stderr
+    result = call("-", "--model", path, "-o", tmp_path / "states.npz", **given)
+    assert result.exit_code == 1 and result.stderr.count("vlm: stdin line") == 2
+    assert {name.partition(".")[0] for name in np.load(tmp_path / "states.npz")} == {"0", "3"}
+
+
 def test_what_is_wrong_is_said(folder, tmp_path):
     path, _ = folder
     for arguments, words in (

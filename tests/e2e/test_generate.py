@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.cli_kit import call, one_sentence
 from tests.prompted_kit import DECODERS, VOCABULARY, ids, pictures, saved, text, tuned_continued
 from vlm_app.cli.options import texts as text_options
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 PROMPTS = ["w1 w2 w3", "w40", "w7 w7 w9 w30 w2"]
 
@@ -132,7 +135,7 @@ def test_conversations_and_prompts_of_a_file(llama, tmp_path):
 def test_images_of_prompts_and_conversations_of_a_file(tmp_path):
     saved("llava", tmp_path / "llava")
     one, two = map(str, pictures(tmp_path, 2))
-    image = {"type": "image", "path": one}
+    image = {"type": "image", "path": Path(one).name}  # beside the file
     asked = [
         {"prompt": "w1 <image> w2", "images": [one]},
         {"messages": said([{"type": "text", "text": "w1"}, image, {"type": "text", "text": "w2"}], "w5", "w6")},
@@ -186,7 +189,9 @@ def test_lines_of_json_that_fail(llama, tmp_path):
         json.dumps({"messages": said([{"type": "video"}])}): "a part of type 'video'",
         json.dumps({"messages": said([{"type": "image", "path": 7}])}): "its images are no list of paths",
         json.dumps({"messages": said([{"type": "image", "path": "a.png"}])}): "llama takes text, not images",
-        '{"prompt": "w1", "images": "a.png"}': "its images are no list",
+        '{"prompt": "w1", "images": 7}': "its images are no list",
+        '{"prompt": "w1", "images": ["a.png"], "image": "b.png"}': "it has images, image; give one of them",
+        '{"image": "a.png", "question": "w1"}': "llama takes text, not images",
         '{"prompt": "w1", "images": ["a.png"]}': "llama takes text, not images",
     }  # fmt: skip
     file = jsonl(tmp_path / "a.jsonl", {"prompt": "w1"}, *rows, {"prompt": "w1"})
@@ -200,6 +205,24 @@ def test_lines_of_json_that_fail(llama, tmp_path):
     result = call("generate", "--file", file, "--raw-prompt", "--model", folder, *SHORT)
     assert result.exit_code == 1 and "line 1: it is a conversation, which needs the template" in result.stderr
     assert result.stdout == "\n" + call("generate", "w1", "--raw-prompt", "--model", folder, *SHORT).stdout
+
+
+def test_lines_of_data_sets_name_an_image_and_a_question(tmp_path):
+    """An image beside the file, the question as what the model is asked."""
+    scene, question = EXAMPLES / "scene1.png", "How many objects are there?"
+    shutil.copy(scene, tmp_path / "scene.png")
+    lines = [
+        {"prompt": question, "images": [str(scene)]}, {"prompt": question, "image": "scene.png"},
+        {"question": question, "images": "scene.png", "answer": "0"},
+    ]  # fmt: skip
+    result = call("generate", "--file", jsonl(tmp_path / "a.jsonl", *lines), "--model", "mini-llava", *SHORT)
+    assert result.exit_code == 0 and len(set(result.stdout.splitlines())) == 1, result.stderr
+    assert result.stdout.split()[0] == "5"
+
+
+def test_an_empty_stdin_is_no_prompt(llama):
+    result = call("run", "--prompt", "-", "--model", llama[1], *SHORT, stdin="")
+    assert result.exit_code == 2 and "stdin is empty" in result.stderr
 
 
 # --- chat ---
@@ -327,7 +350,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     assert "--tasks names 2 tasks for 1 request;" in one_sentence(result)
     assert "--tasks says whose rows" in one_sentence(call("generate", "w1", "--model", folder, "--tasks", "0"))
     result = call("generate", "w1", "--model", folder, *SHORT, "--prompt-table", "wide.npy")
-    assert "this model takes rows of 32 values" in one_sentence(result, code=1)
+    assert "are rows of 33 values, this model takes rows of 32; give those that were tuned" in one_sentence(result)
 
 
 # --- mistakes ---
@@ -339,8 +362,8 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     (("w1", "--model", "nothing"), "model 'nothing' does not exist"),
     (("w1", "--model", "mini-t5", "--device", "cpu"), "for models that are asked in words; t5 is for vlm run --text"),
     (("w1", "--model", "mini-nougat", "--device", "cpu"), "asked in words; nougat is for vlm run --image"),
-    (("w1", "--model", "x", "--temperature", "-1"), "temperature is -1.0; it must be 0"),
-    (("w1", "--model", "x", "--num-beams", "1", "--num-return-sequences", "2"), "give at least as many num_beams"),
+    (("w1", "--model", "x", "--temperature", "-1"), "--temperature is -1.0; it must be 0"),
+    (("w1", "--model", "x", "--num-beams", "1", "--num-return-sequences", "2"), "give at least as many --num-beams"),
     (("w1", "--model", "x", "-o", "none/x"), "--out none/x cannot be written"),
     (("w1", "--chat", "--model", "x"), "leave the prompts out"),
     (("--chat", "-o", "a", "--raw-prompt", "--model", "x"), "leave --out, --raw-prompt out"),

@@ -102,7 +102,7 @@ ATTACKS = {
     ),
     "beams": (lambda: infer(IDS, tensor("beam_width", "UINT32", [1, 1], [2**32 - 1])), "outputs were asked for"),
     "a text among numbers": (lambda: infer(ids([1, 1001], ["x" * 2_000_000] + [1] * 1000)), "not UINT32"),
-    "deep lists": (lambda: raw(INFER, DATA, b"[" * 10**5, b"]" * 10**5, b"]}]}"), "no JSON: RecursionError"),
+    "deep lists": (lambda: raw(INFER, DATA, b"[" * 10**5, b"]" * 10**5, b"]}]}"), "too deep"),
     "60 MB of numbers": (lambda: raw(INFER, DATA, b"1," * (30 << 20), b"1]}]}"), "2,000,000 values"),
     "60 MB of lists": (lambda: raw(INFER, DATA, b"[]," * (20 << 20), b"1]}]}"), "200,000 lists"),
     "numbers for OpenAI": (
@@ -166,7 +166,7 @@ ATTACKS = {
             b'{"model":"mini-llava","messages":[{"role":"user","content":',
             *(b"[" * 50_000, b"]" * 50_000, b"}]}"),
         ),
-        "no JSON",
+        "too deep",
     ),
     "where to stop": (lambda: v1("completions", model="mini-t5", prompt=TEXT, stop=["x" * 300_000]), "may have 256"),
     "log-probabilities": (
@@ -175,7 +175,7 @@ ATTACKS = {
     ),
     "half a character": (lambda: raw(COMPLETE, PROMPT, b'"\\ud800"}'), "not valid Unicode"),
     "a token of 64 bits": (lambda: raw(COMPLETE, PROMPT, b"[9223372036854775808]}"), "prompt"),
-    "a number of 5000 digits": (lambda: raw(COMPLETE, PROMPT, b"9" * 5000, b"}"), "no JSON"),
+    "a number of 5000 digits": (lambda: raw(COMPLETE, PROMPT, b"9" * 5000, b"}"), "too many digits"),
 }  # fmt: skip
 
 

@@ -67,6 +67,9 @@ def test_a_lone_adapter_is_that_of_all_inputs(llama, adapters, texts):
     assert (
         "there are 2 adapters; say which one with --lora-task-uids 0 (or one for each: 0 is a, 1 is b" in result.stderr
     )
+    result = call(*prompts, *loras(adapters), "--lora-task-uids", "0", "1", "2")
+    assert result.exit_code == USER_ERROR and not result.stdout
+    assert "there is no adapter 2: a, b is what is loaded; load one with --lora NAME=FOLDER" in result.stderr
 
 
 def test_a_merged_checkpoint_needs_no_adapter(llama, adapters, texts, tmp_path):
@@ -168,7 +171,7 @@ def test_of_several_adapters_one_is_said(verb, flags, tmp_path):
         (("--lora", "a=nowhere"), "nowhere is no folder of a PEFT adapter"),
         (("--lora-task-uids", "0,x"), "--lora-task-uids is '0,x'; give numbers such as 0 or 0,1,0"),
         (("--lora-task-uids", "0"), "there is no adapter 0: none is loaded; load one with --lora NAME=FOLDER"),
-        (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 request; give one"),
+        (("--lora-task-uids", "-1,-1"), "--lora-task-uids names 2 tasks for 1 request; give one"),
         (("--lora-task-uids", ""), "--lora-task-uids is ''; give numbers such as 0 or 0,1,0"),
         (("--lora", "a=b", "--lora-dir", "c"), "adapters are given by --lora and by --lora-dir; give all of them by"),
         (("--lora-dir", "x/a", "./x/a/"), "lora names a twice, give each adapter a name of its own"),

@@ -264,12 +264,13 @@ def test_each_verb_hands_on_how_its_models_are_loaded(verb, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 @pytest.mark.parametrize(("option", "value", "says"), [
-    ("--threads", 0, "threads is 0, it must be at least 1"),
-    ("--kv-cache-free-gpu-memory-fraction", 1.5, "kv_cache_free_gpu_memory_fraction is 1.5, it must lie between"),
-    ("--cross-kv-cache-fraction", 0, "cross_kv_cache_fraction is 0.0, it must lie between 0 and 1"),
-    ("--max-seq-len", 0, "max_seq_len is 0, it must be at least 1"),
-    ("--max-encoder-input-len", -1, "max_encoder_input_len is -1, it must be at least 1"),
-    ("--dtype", "int3", "dtype is 'int3', allowed are"), ("--backend", "abacus", "backend is 'abacus', allowed are"),
+    ("--threads", 0, "--threads is 0, it must be at least 1"),
+    ("--kv-cache-free-gpu-memory-fraction", 1.5, "--kv-cache-free-gpu-memory-fraction is 1.5, it must lie between"),
+    ("--cross-kv-cache-fraction", 0, "--cross-kv-cache-fraction is 0.0, it must lie between 0 and 1"),
+    ("--max-seq-len", 0, "--max-seq-len is 0, it must be at least 1"),
+    ("--max-encoder-input-len", -1, "--max-encoder-input-len is -1, it must be at least 1"),
+    ("--dtype", "int3", "--dtype is 'int3', allowed are"),
+    ("--backend", "abacus", "--backend is 'abacus', allowed are"),
 ])  # fmt: skip
 def test_bad_values_are_found_before_a_model_is_loaded(verb, option, value, says, monkeypatch):
     monkeypatch.setitem(vlm.__dict__, "load", lambda *a, **k: pytest.fail("a model is loaded"))

@@ -103,6 +103,8 @@ def test_an_export_that_must_fail_is_refused_before_anything_is_quantized(folder
     (folder / "mine" / "notes.txt").write_text("mine")
     refused = call("quantize", "mini-t5", "-o", "q", "--format", "int8", "--export", "mine")
     assert "mine exists and is no folder of compressed-tensors" in one_sentence(refused)
+    refused = call("quantize", "gpt2", "-o", "q", "--format", "int8", "--export", "q")
+    assert "--export q is the folder of --out" in one_sentence(refused)
     assert sorted(path.name for path in folder.iterdir()) == ["gpt2", "mine"]
 
 

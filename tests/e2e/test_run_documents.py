@@ -54,6 +54,14 @@ def test_each_page_is_a_request(report):
     assert [row["token_ids"] for row in chosen] == [read[2]["token_ids"], read[0]["token_ids"]]
 
 
+def test_each_frame_of_a_tiff_is_a_page(tmp_path):
+    path, page = tmp_path / "fax.tif", Image.open(PAGE).convert("RGB")
+    page.save(path, save_all=True, append_images=[Image.new("RGB", page.size, "white")])
+    read = rows(call("run", "--image", path, *SHORT, "--json"))
+    assert [(row["image"], row["page"]) for row in read] == [(str(path), 1), (str(path), 2)]
+    assert read[0]["token_ids"] == rows(call("run", "--image", PAGE, *SHORT, "--json"))[0]["token_ids"]
+
+
 def test_a_page_from_stdin_reads_as_its_picture(report):
     page = call("run", "--image", "-", "--page", 1, *SHORT, "--json", stdin=report.read_bytes())
     [row], [image] = rows(page), rows(call("run", "--image", PAGE, *SHORT, "--json"))

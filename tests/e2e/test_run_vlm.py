@@ -186,9 +186,9 @@ def _agrees(result, requests):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-    (("--temperature", "1"), "leave temperature out"),
-    (("--num-beams", "3", "--num-return-sequences", "2"), "leave num_return_sequences out"),
-    (("--bad-words", "a"), "leave bad_words out"),
+    (("--temperature", "1"), "leave --temperature out"),
+    (("--num-beams", "3", "--num-return-sequences", "2"), "leave --num-return-sequences out"),
+    (("--bad-words", "a"), "leave --bad-words out"),
 ])  # fmt: skip
 def test_accuracy_is_of_one_likeliest_output(flags, says):
     assert says in one_sentence(call("run", "--text", "a", "--check-accuracy", "--model", "nothing", *flags))

@@ -82,6 +82,24 @@ def test_what_asks_for_something_that_is_not_done_is_refused_by_name(client, nam
         assert name in error.body["message"] and error.param == name and "Extra inputs" not in error.body["message"]
 
 
+@pytest.mark.parametrize(("field", "options", "words"), [
+    ("n", {"n": 3, "extra_body": {"num_beams": 2}}, "n is 3: give at least as many num_beams (now 2)"),
+    ("num_beams", {"temperature": 1, "extra_body": {"num_beams": 2}}, "num_beams above 1 and a temperature exclude"),
+    ("num_beams", {"extra_body": {"num_beams": 60}}, "num_beams is 60, this engine decodes"),
+    ("min_tokens", {"max_tokens": 2, "extra_body": {"min_tokens": 3}}, "min_tokens 3 is more than max_tokens 2; lower"),
+    ("logit_bias", {"logit_bias": {"5": 101}}, "logit_bias.5: Input should be"),
+    ("logit_bias", {"logit_bias": {"999999": 1}}, "token id 999999 of logit_bias is outside the vocabulary"),
+    ("stop", {"stop": [f"x{i}" for i in range(17)]}, "stop has 17 strings; give at most 16"),
+    ("stop", {"stop": [1]}, "stop: Input should be a valid string"),
+    ("max_tokens", {"max_tokens": True}, "max_tokens: Input should be a number, not true or false"),
+    ("logprobs", {"logprobs": 2, "extra_body": {"num_beams": 2}}, "logprobs are for single sequences: set num_beams"),
+])  # fmt: skip
+def test_a_setting_is_called_as_the_client_does(client, field, options, words):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="mini-t5", prompt=TEXT, **options)
+    assert caught.value.body["message"].startswith(words) and caught.value.param == field
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5: Input should be less than or equal to 100"),

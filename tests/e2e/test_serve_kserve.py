@@ -177,7 +177,7 @@ def test_pages_and_plain_texts_give_texts(client, t5):
         ({"input_ids": np.zeros((1, 0), np.uint32)}, "holds nothing"),
         ({"input_ids": np.zeros((0, 4), np.uint32)}, "batch"),
         ({"input_ids": np.ones((1, 4), np.float32)}, "another kind"),
-        ({"input_ids": np.ones(4, np.uint32)}, "give [4, -1]"),
+        ({"input_ids": np.ones(4, np.uint32)}, "give [batch, n], a row a request"),
         ({"input_ids": np.full((1, 4), 10**6, np.uint32)}, "outside the vocabulary"),
         ({"sequence_length": np.array([[9]], np.uint32)}, "input_ids has 4 tokens"),
         ({"sequence_length": np.array([[1], [2]], np.uint32)}, "they differ"),
@@ -185,9 +185,14 @@ def test_pages_and_plain_texts_give_texts(client, t5):
         ({"temperature": np.array([[np.nan]], np.float32), "runtime_top_k": np.array([[2]], np.uint32)}, "temperature"),
         ({"stop_words_list": np.array([[[1, 2], [5, -1]]], np.int32)}, "ends"),
         ({"bad_words_list": np.array([[[-3, 2], [1, -1]]], np.int32)}, "outside the vocabulary"),
-        ({"beam_width": np.array([[100]], np.uint32)}, "num_beams is 100"),
+        ({"beam_width": np.array([[100]], np.uint32)}, "beam_width is 100, this engine"),
         ({"max_output_len": np.array([[10**9]], np.uint32)}, "built for"),
-        ({"text_input": np.array([[b"a"]], object)}, "text_input is no input"),
+        ({"max_output_len": np.array([[0]], np.uint32)}, "max_output_len is 0"),
+        (
+            {"max_output_len": np.array([[2]], np.uint32), "min_length": np.array([[3]], np.uint32)},
+            "min_length 3 is more than max_output_len 2; lower it.",
+        ),
+        ({"text_input": np.array([[b"a"]], object)}, "two forms of one input"),
     ],
 )
 def test_mistakes_get_one_sentence(client, arrays, words):

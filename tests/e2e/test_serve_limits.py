@@ -89,9 +89,10 @@ def test_bodies_over_the_limit_are_refused_announced_or_not(served):
 
 def test_nothing_is_fetched(client):
     part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
-    for url in ("http://127.0.0.1:1/a.png", "file:///etc/passwd", "a.png"):
+    for url in ("http://127.0.0.1:1/a.png", "file:///etc/passwd", "a.png", "iVBORw0KGgo="):
         part["image_url"]["url"] = url
-        assert "not fetched" in refusal(client, messages=[{"role": "user", "content": [part]}])
+        says = "not fetched" if ":" in url else "is no data URI; put data:image/png;base64,"
+        assert says in refusal(client, messages=[{"role": "user", "content": [part]}])
 
 
 def test_images_have_limits(client):
@@ -114,7 +115,7 @@ def test_images_have_limits(client):
     ("options", "words"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"temperature": 0, "n": 2}, "num_return_sequences"),
+        ({"temperature": 0, "n": 2}, "n is 2: give at least as many num_beams"),
         ({"n": 0}, "n"),
         ({"top_logprobs": 3}, "needs logprobs"),
         ({"max_tokens": 10**9}, "1024"),
@@ -229,6 +230,18 @@ def test_a_pdf_stands_for_its_pages(client):
     parts = [{"type": "file", "file": {"file_data": uri, "filename": "pages.pdf"}}]
     reason = refusal(client, model="mini-nougat", messages=[{"role": "user", "content": parts}])
     assert "images and pages" in reason or "one image" in reason
+
+
+def test_a_tiff_stands_for_its_frames(client, tmp_path):
+    scene = Image.new("L", (200, 160), "white")
+    for frames, refused in ((1, False), (2, True)):
+        scene.save(tmp_path / "fax.tif", save_all=True, append_images=[scene] * (frames - 1))
+        parts = [{"type": "image_url", "image_url": {"url": data_uri(tmp_path / "fax.tif", "image/tiff")}}]
+        asks = {"model": "mini-nougat", "messages": [{"role": "user", "content": parts}]}
+        if refused:
+            assert "one image" in refusal(client, **asks)
+        else:
+            assert client.chat.completions.create(max_tokens=4, **asks).choices
 
 
 def test_settings_are_checked():

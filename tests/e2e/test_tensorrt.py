@@ -26,17 +26,19 @@ from vlm.layers.quant.methods import METHODS
 
 pytestmark = pytest.mark.slow
 
+EXHAUSTIVE = pytest.mark.exhaustive
+ONE = {"num_hidden_layers": 1}  # test_onnx.py has graphs of several
 MODELS = {
-    "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
-    "t5": (tiny.t5, {"encoder", "cross", "decoder"}),
-    "bart": (tiny.bart, {"encoder", "cross", "decoder"}),
-    "llama": (tiny.llama, {"decoder"}),
-    "opt": (tiny.opt, {"decoder"}),
-    "gpt2": (tiny.gpt2, {"decoder"}),
-    "llava": (tiny.llava, {"visual", "decoder"}),
+    "nougat": (lambda: tiny.nougat(layers=1), {"visual", "cross", "decoder"}),
+    "t5": (lambda: tiny.t5(num_layers=1), {"encoder", "cross", "decoder"}),
+    "bart": (lambda: tiny.bart(encoder_layers=1, decoder_layers=1), {"encoder", "cross", "decoder"}),
+    "llama": (lambda: tiny.llama(**ONE), {"decoder"}),
+    "opt": (lambda: tiny.opt(**ONE), {"decoder"}),
+    "gpt2": (lambda: tiny.gpt2(n_layer=1), {"decoder"}),
+    "llava": (lambda: tiny.llava(text=ONE), {"visual", "decoder"}),
     "blip2": (tiny.blip2, {"visual", "decoder"}),
     "blip2-t5": (lambda: tiny.blip2("t5"), {"visual", "encoder", "cross", "decoder"}),
-    "starcoder": (lambda: tiny.gpt2(multi_query=True), {"decoder"}),
+    "starcoder": (lambda: tiny.gpt2(multi_query=True, n_layer=1), {"decoder"}),
     "vila-siglip": (vila.SHAPES["VILA-1.5: SigLIP, cells of an odd grid"], {"visual", "decoder"}),
     "vila-clip": (vila.SHAPES["CLIP, MLP"], {"visual", "decoder"}),
 }
@@ -144,10 +146,20 @@ def test_fp8_is_for_gpus_that_have_it(engine, tmp_path):
     assert EngineDir.open(tmp_path / "e").manifest.quantization == "fp8"
 
 
-WHOLE = ("t5", "llava")  # with every method; the others with one of 4 and one of 8 bits, which have all there is
-QUANTIZED = [
-    (name, method) for name in MODELS for method in METHODS if name in WHOLE or method in ("int4-asymmetric", "fp8")
-]
+def in_turns(values: tuple[str, ...], whole: tuple[str, ...]) -> list:
+    """Returns the parameters of each family with each value, of which a family that is not `whole` has one by itself,
+    the next one's next."""
+    return [
+        pytest.param(name, value, marks=() if name in whole or number % len(values) == turn else EXHAUSTIVE)
+        for number, name in enumerate(MODELS)
+        for turn, value in enumerate(values)
+    ]
+
+
+# one of 4 bits and one of 8 have all there is; two families with each of the others
+WHOLE = ("t5", "llava")
+OTHERS = [(name, method) for name in WHOLE for method in METHODS if method not in ("int4-asymmetric", "fp8")]
+QUANTIZED = [*in_turns(("int4-asymmetric", "fp8"), WHOLE), *OTHERS]
 
 
 @pytest.mark.parametrize(("name", "method"), QUANTIZED)
@@ -163,8 +175,7 @@ def test_every_family_and_quantization(name, method, tmp_path):
     assert {file.split("/")[0] for file in engine.manifest.files if file.endswith(".plan")} == graphs
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), in_turns(("float32", "float16", "bfloat16"), ("t5",)))
 def test_every_family_and_type(name, dtype, tmp_path):
     make, graphs = MODELS[name]
     model = make()

@@ -135,7 +135,7 @@ def test_tuned_prompts_that_do_not_fit(tuned, tmp_path):
         result = call(verb, "a text", *options, "--model", "nothing")
         assert result.exit_code == 2 and says in result.stderr and not result.stdout, result.stderr
     result = call("summarize", "a text", "--prompt-table", tmp_path / "wide.npy", "--device", "cpu")
-    assert result.exit_code == 1 and "text 1: " in result.stderr and "rows of" in result.stderr
+    assert result.exit_code == 2 and "are rows of 33 values, this model takes rows of" in result.stderr
 
 
 def test_summarize_files_and_lines(tmp_path):
@@ -192,13 +192,17 @@ def test_eval_of_summaries_by_beams_and_a_missed_threshold(tmp_path):
         (("translate", "a", "--src-lang", "en", "--tgt-lang", "xx"), "'xx' is unknown to T5 models; give en, de"),
         (("translate", "a", "--prefix", "p: ", "--tgt-lang", "de"), "--prefix says the task already"),
         (("translate", "a", *EN_DE, "--model", "mini-nougat"), "mini-nougat takes image, not text"),
-        (("translate", "a", *EN_DE, "--num-beams", "100"), "num_beams is 100"),
-        (("translate", "a", *EN_DE, "--num-beams", "2", "--temperature", "1"), "exclude each other"),
+        (("translate", "a", *EN_DE, "--num-beams", "100"), "--num-beams is 100"),
+        (("translate", "a", *EN_DE, "--num-beams", "2", "--temperature", "1"), "--num-beams above 1 and a temp"),
         (("eval", "none.tsv"), "none.tsv cannot be read"),
         (("eval", "README.md"), "must be a .tsv"),
         (("eval", "examples/translate.tsv", "--task", "guess"), "--task is 'guess'"),
-        (("eval", "examples/translate.tsv", "--rouge1-threshold", "1"), "does not go with --task translate"),
+        (
+            ("eval", "examples/translate.tsv", "--rouge1-threshold", "1"),
+            "does not go with --task translate; give --task summarize, or add",
+        ),
         (("eval", "examples/notices.jsonl", "--task", "summarize", "--src-lang", "en"), "go with --task translate"),
+        (("eval", "examples/notices.jsonl"), "has a summary, and --task is translate; give --task summarize."),
         (
             (
                 "eval",
@@ -218,6 +222,12 @@ def test_mistakes_are_one_sentence(arguments, says, monkeypatch):
     result = call(*arguments)
     failed = 1 if "100" in arguments else 2  # of one text, like a line's
     assert result.exit_code == failed and says in result.stderr, result.stderr
+
+
+def test_eval_of_answers_takes_the_packaged_model_that_is_asked():
+    result = call("eval", EXAMPLES / "scenes.jsonl", "--task", "answer", "--limit", 3, "--device", "cpu")
+    assert result.exit_code == 0 and result.stdout.startswith("mini-llava, answer, 3 pairs")
+    assert "100.00" in result.stdout
 
 
 def test_eval_without_hugging_faces_weights(tmp_path):

@@ -15,6 +15,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels, Normalization
 
 pytestmark = [
@@ -42,6 +43,19 @@ def test_fp32_gives_the_cpus_tokens(case, burst, graphs):
     pipe = Pipeline(engine, RuntimeConfig(device="cuda", burst=burst, cuda_graphs=graphs, max_batch_size=4))
     assert joined(pipe, images, LIMITS, [0, 0, 1, 2, 2, 2, 3, 5, 8]) == want
     assert joined(pipe, images, LIMITS, [0] * 9) == want, "a used engine answers as a new one"
+
+
+def test_an_image_has_its_features_in_any_passes(case):
+    """Five images are passes of four and of one, whose graphs have one memory."""
+    engine, images, _ = case
+    eager, graphs = (
+        Pipeline(engine, RuntimeConfig(device="cuda", cuda_graphs=with_graphs)) for with_graphs in (False, True)
+    )
+    images = [Image.from_pixels(image, eager.processor.vision) for image in images]
+    want = eager.llm.encoders.encode_pixels(images)
+    for count in (1, 4, 5, 9):
+        for ours, theirs in zip(graphs.llm.encoders.encode_pixels(images[:count]), want, strict=False):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
 def test_preemption(case):

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from peft import IA3Config, LoraConfig
 
 from tests import tiny
 from tests.adapted import AdaptedText, AdaptedVision
-from tests.engines import rebuilt
-from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
@@ -54,32 +51,17 @@ def adapted(request, tmp_path_factory):
 
 
 def test_every_row_has_the_tokens_and_log_probabilities_of_its_adapter(adapted):
-    pipe = adapted.pipeline(block_size=4)
-    want = [adapted.tokens(*case, 12) for case in adapted.cases]
-    assert len(set(map(tuple, want))) > 6, "the adapters make no difference"
-    found = pipe.generate(adapted.inputs, max_new_tokens=12)
-    assert [out.token_ids for out in found] == want
-    for case, out in zip(adapted.cases, found, strict=True):
-        exact = adapted.logprobs(*case, out.token_ids)
-        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
-    for each, tokens in zip(adapted.inputs, want, strict=True):
-        assert pipe.generate(each, max_new_tokens=12).token_ids == tokens  # alone
+    adapted.check(12, fewest=7)
 
 
 def test_beams_and_turns_are_of_their_adapters(adapted):
     """On a device that has room for one of them."""
-    want = [adapted.tokens(*case, 8, num_beams=3) for case in adapted.cases]
-    found = adapted.pipeline(max_batch_size=6, max_loras=1).generate(adapted.inputs, num_beams=3, max_new_tokens=8)
-    assert [out.token_ids for out in found] == want
+    adapted.check_beams(8, max_loras=1)
 
 
 @pytest.mark.parametrize("family", ["bart", "llama"])
 def test_ranks_find_the_lengths_of_rows_that_they_share(family, tmp_path):
-    adapted = adapted_text(family, tmp_path)
-    generated = lambda pipe: [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=12)]  # noqa: E731
-    split = rebuilt(adapted.engine, max_batch_size=8, tp_size=2, pp_size=2)
-    found = with_followers(split, RuntimeConfig(device="cpu", lora=adapted.lora), generated)
-    assert found == [adapted.tokens(*case, 12) for case in adapted.cases]
+    adapted_text(family, tmp_path).check_split(12, tp_size=2, pp_size=2)
 
 
 def test_rows_about_images_have_their_adapters(tmp_path):

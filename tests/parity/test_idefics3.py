@@ -9,8 +9,19 @@ import pytest
 import torch
 
 from tests import idefics3_kit, tiny
-from tests.engines import engine_dir
-from tests.image_parity_kit import CONTENTS, READ, asked, check_log_probabilities, check_mixed_batches, cpu, image_part
+from tests.image_parity_kit import (
+    CONTENTS,
+    MARK,
+    NEW,
+    READ,
+    VOCAB,
+    MarkedCase,
+    asked,
+    check_log_probabilities,
+    check_mixed_batches,
+    cpu,
+    image_part,
+)
 from tests.parity.cases import Case as ParityCase
 from tests.parity.cases import flat, mostly_slow, parity
 from tests.ranks import with_followers
@@ -22,10 +33,9 @@ from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LengthError
 from vlm.layers.image_tiles import cut_tiles, join_tiles
 from vlm.processing.image_processor import ImageProcessor
-from vlm.requests.image import Image
 
 pytestmark = pytest.mark.slow  # every size, tiled
-MARK, BEFORE, VOCAB, NEW = 59, 7, 60, 12
+BEFORE = 7  # a tile's rows
 # 25 patches to a side, some of which share a position, and a pixel of none
 LEFT_OVER = {"image_size": 51, "patch_size": 2, "num_hidden_layers": 1}
 MODELS = {
@@ -42,16 +52,13 @@ ONE = mostly_slow({name: ParityCase("idefics3", make) for name, make in flat(MOD
 GRIDS = ((3, 2), (1, 3), (0, 0), (2, 1), (0, 0))
 
 
-class Case:
-    """A model, images of several grids, and prompts with none, one and three of them."""
-
+class Case(MarkedCase):
     def __init__(self, model, folder):
-        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8)
-        self.vision = Pipeline(self.engine, cpu()).processor.vision
+        super().__init__(model, folder)
         generator, side = torch.Generator().manual_seed(1), self.vision.tile_size
         self.tiles = [torch.randn(a * b + 1, 3, side, side, generator=generator) for a, b in GRIDS]
         self.images = [join_tiles(tiles, *grid) for tiles, grid in zip(self.tiles, GRIDS, strict=True)]
-        a, b, c = tiny.prompts(_Ids(), (7, 4, 12))
+        a, b, c = tiny.ids_below(56, (7, 4, 12))
         self.prompts = [
             ([MARK, *a], [0]),
             ([*a, *b], []),
@@ -69,36 +76,8 @@ class Case:
             ids += [token] if token != MARK else []
         return {"decoder_prompt_token_ids": ids, "pixel_values": [self.images[i] for i in images] or None}
 
-    @property
-    def inputs(self) -> list[dict]:
-        return [self.ours(*given) for given in self.prompts]
-
-    @torch.no_grad()
-    def theirs_in_full(self, prompt: list[int], images: list[int], **options):
-        ids = torch.tensor([[MARK if i >= VOCAB else i for i in self.ours(prompt, images)["decoder_prompt_token_ids"]]])
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if images:
-            inputs["pixel_values"] = torch.cat([self.tiles[i] for i in images])[None]
-        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0} | options
-        return self.model.generate(**inputs, **options)
-
-    def theirs(self, prompt: list[int], images: list[int], **options) -> list[int]:
-        before = len(self.ours(prompt, images)["decoder_prompt_token_ids"])
-        out = self.theirs_in_full(prompt, images, **options)[0, before:].tolist()
-        return out[: out.index(2) + 1] if 2 in out else out
-
-    def encoded(self, pipe: Pipeline) -> list[torch.Tensor]:
-        """Features of images at once, and of one."""
-        found = [*pipe.encode([{"pixel_values": image} for image in self.images[:4]]),
-                 pipe.encode({"pixel_values": self.images[4]})]  # fmt: skip
-        return [each.last_hidden_state for each in found]
-
-
-class _Ids:
-    """What `tiny.prompts` asks of a model: ids without the special ones."""
-
-    class config:
-        vocab_size = 56
+    def pixels(self, images: list[int]) -> dict:
+        return {"pixel_values": torch.cat([self.tiles[i] for i in images])[None]} if images else {}
 
 
 @pytest.fixture(scope="module", params=parity(MODELS))
@@ -111,11 +90,7 @@ def case(request, tmp_path_factory):
 def test_features_of_all_tiles(case):
     with torch.no_grad():
         want = [case.model.model.get_image_features(tiles[None]).pooler_output[0] for tiles in case.tiles]
-    for options in ({}, {"max_encoder_batch_size": 2}, {"max_encoder_batch_size": 64}):
-        encoders = Pipeline(case.engine, cpu(**options)).llm.encoders
-        found = encoders.encode_pixels([Image.from_pixels(image, case.vision) for image in case.images])
-        for got, exact in zip(found, want, strict=True):
-            torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+    case.check_features(want, {"max_encoder_batch_size": 2}, {"max_encoder_batch_size": 64})
 
 
 def test_mixed_batches(case):

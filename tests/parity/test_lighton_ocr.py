@@ -8,8 +8,7 @@ from PIL import Image as Picture
 from torch.nn.functional import pad
 
 from tests import lighton_kit, tiny
-from tests.engines import engine_dir
-from tests.image_parity_kit import asked, check_log_probabilities, check_mixed_batches, cpu
+from tests.image_parity_kit import MARK, NEW, MarkedCase, asked, check_log_probabilities, check_mixed_batches, cpu
 from tests.parity.cases import parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
@@ -19,9 +18,7 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError
-from vlm.requests.image import Image
 
-MARK = 59
 MODELS = {
     "lighton-ocr": {
         "lighton-ocr": lambda: tiny.lighton_ocr(),
@@ -32,18 +29,14 @@ MODELS = {
 }  # fmt: skip
 # (height, width): some have patches left over at the right or at the bottom
 SIZES = ((16, 24), (56, 12), (20, 12), (12, 12), (36, 56), (56, 56))
-NEW = 12
 
 
-class Case:
-    """A model, images of several sizes, and prompts with none, one and three of them."""
-
+class Case(MarkedCase):
     def __init__(self, model, folder):
-        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8)
-        self.vision = Pipeline(self.engine, cpu()).processor.vision
+        super().__init__(model, folder)
         generator = torch.Generator().manual_seed(1)
         self.images = [torch.randn(3, *size, generator=generator) for size in SIZES]
-        a, b, c = tiny.prompts(_Ids(), (7, 4, 12))
+        a, b, c = tiny.ids_below(58, (7, 4, 12))
         self.prompts = [
             ([MARK, *a], [0]),
             ([*a, *b], []),
@@ -56,52 +49,13 @@ class Case:
     def rows(self, image: int) -> int:
         return self.vision.rows_of(*SIZES[image])
 
-    def ours(self, prompt: list[int], images: list[int]) -> dict:
-        ids, end, left = [], 60, iter(images)
-        for token in prompt:
-            begin = end
-            end += self.rows(next(left)) if token == MARK else 0
-            ids += range(begin, end) if token == MARK else [token]
-        return {"decoder_prompt_token_ids": ids, "pixel_values": [self.images[i] for i in images] or None}
-
-    @property
-    def inputs(self) -> list[dict]:
-        return [self.ours(*given) for given in self.prompts]
-
-    def theirs(self, prompt: list[int], images: list[int], **options) -> list[int]:
-        before = len(prompt) + sum(self.rows(i) - 1 for i in images)
-        out = self.theirs_in_full(prompt, images, **options)[0, before:].tolist()
-        return out[: out.index(2) + 1] if 2 in out else out
-
-    @torch.no_grad()
-    def theirs_in_full(self, prompt: list[int], images: list[int], **options):
-        ids, left = [], iter(images)
-        for token in prompt:
-            ids += [MARK] * self.rows(next(left)) if token == MARK else [token]
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0} | options
-        return self.model.generate(**inputs, **self.padded(images), **options)
-
-    def encoded(self, pipe: Pipeline) -> list[torch.Tensor]:
-        """Features of all images at once, and of one."""
-        found = [*pipe.encode([{"pixel_values": image} for image in self.images[:5]]),
-                 pipe.encode({"pixel_values": self.images[5]})]  # fmt: skip
-        return [each.last_hidden_state for each in found]
-
-    def padded(self, images: list[int]) -> dict:
+    def pixels(self, images: list[int]) -> dict:
         """As Hugging Face's image processor pads several."""
         if not images:
             return {}
         most = [max(SIZES[i][side] for i in images) for side in (0, 1)]
         pixels = [pad(self.images[i], (0, most[1] - SIZES[i][1], 0, most[0] - SIZES[i][0])) for i in images]
         return {"pixel_values": torch.stack(pixels), "image_sizes": torch.tensor([SIZES[i] for i in images])}
-
-
-class _Ids:
-    """What `tiny.prompts` asks of a model: ids without the placeholder."""
-
-    class config:
-        vocab_size = 58
 
 
 @pytest.fixture(scope="module", params=parity(MODELS))
@@ -113,12 +67,8 @@ def case(request, tmp_path_factory):
 
 def test_features_of_one_pass(case):
     with torch.no_grad():
-        want = case.model.get_image_features(**case.padded(list(range(len(SIZES))))).pooler_output
-    for options in ({}, {"max_encoder_batch_size": 2}, {"max_encoder_tokens": 60}):
-        encoders = Pipeline(case.engine, cpu(**options)).llm.encoders
-        found = encoders.encode_pixels([Image.from_pixels(image, case.vision) for image in case.images])
-        for got, exact in zip(found, want, strict=True):
-            torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+        want = case.model.get_image_features(**case.pixels(list(range(len(SIZES))))).pooler_output
+    case.check_features(want, {"max_encoder_batch_size": 2}, {"max_encoder_tokens": 60})
 
 
 def test_mixed_batches(case):

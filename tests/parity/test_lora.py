@@ -8,7 +8,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from tests import families, tiny
-from tests.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer, preempted
+from tests.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer
 from tests.engines import rebuilt
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
@@ -17,7 +17,6 @@ from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import CheckpointError, InputError, LimitError
-from vlm.requests.adapters import NO_ADAPTER
 
 pytestmark = pytest.mark.slow  # every family, several times
 ATTENTION, FFN = ["q_proj", "v_proj"], ["fc1", "fc2", "out_proj"]
@@ -76,35 +75,17 @@ def adapted(request, tmp_path_factory):
 
 
 def test_every_row_has_the_tokens_and_log_probabilities_of_its_adapter(adapted):
-    pipe = adapted.pipeline(block_size=4)
-    want = [adapted.tokens(*case, 12) for case in adapted.cases]
-    assert len(set(map(tuple, want))) > 5, "the adapters make no difference"
-    for _ in range(2):  # the second time what can be shared is: of one text, nothing among adapters
-        found = pipe.generate(adapted.inputs, max_new_tokens=12)
-        assert [out.token_ids for out in found] == want
-    for case, out in zip(adapted.cases, found, strict=True):
-        exact = adapted.logprobs(*case, out.token_ids)
-        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
-    for (name, text), tokens in zip(adapted.cases, want, strict=True):  # and alone, named as an option
-        number = NO_ADAPTER if name is BASE else adapted.names.index(name) - 1
-        assert pipe.generate({adapted.key: text}, max_new_tokens=12, lora=number).token_ids == tokens
-    assert pipe.llm.scheduler.blocks.balanced
+    adapted.check(12)
 
 
 def test_beams_are_of_their_adapters(adapted):
-    want = [adapted.tokens(*case, 8, num_beams=3) for case in adapted.cases]
-    # two searches fit at once, so that others take over their slots
-    found = adapted.pipeline(max_batch_size=6).generate(adapted.inputs, num_beams=3, max_new_tokens=8)
-    assert [out.token_ids for out in found] == want
+    adapted.check_beams(8)
 
 
 @pytest.mark.parametrize("family", FEW)
 def test_preemption_keeps_the_adapter(family, tmp_path):
     limits, few_blocks = FEW[family]
-    adapted = adapted_text(family, tmp_path, limits)
-    want = [adapted.tokens(*case, 16) for case in adapted.cases]
-    found, preemptions = preempted(adapted, 16, **few_blocks)
-    assert found == want and preemptions > 0
+    adapted_text(family, tmp_path, limits).check_preempted(16, **few_blocks)
 
 
 @pytest.mark.parametrize("kind", [LoraConfig(r=3, init_lora_weights=False), IA3Config(feedforward_modules=[])])
@@ -136,11 +117,7 @@ def test_a_head_is_saved_beside_what_is_added_to_it(kind, tmp_path):
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_ranks_have_their_parts_of_adapters(family, tmp_path):
-    adapted = adapted_text(family, tmp_path)
-    generated = lambda pipe: [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=12)]  # noqa: E731
-    split = rebuilt(adapted.engine, max_batch_size=8, tp_size=2, pp_size=2)
-    found = with_followers(split, RuntimeConfig(device="cpu", lora=adapted.lora), generated)
-    assert found == [adapted.tokens(*case, 12) for case in adapted.cases]
+    adapted_text(family, tmp_path).check_split(12, tp_size=2, pp_size=2)
 
 
 @pytest.mark.parametrize("max_loras", [None, 1])

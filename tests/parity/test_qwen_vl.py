@@ -11,8 +11,20 @@ from PIL import Image as Picture
 from transformers import AutoConfig, Qwen2VLImageProcessor
 
 from tests import qwen_kit, tiny
-from tests.engines import engine_dir
-from tests.image_parity_kit import CONTENTS, READ, asked, check_log_probabilities, check_mixed_batches, cpu, image_part
+from tests.image_parity_kit import (
+    CONTENTS,
+    END,
+    MARK,
+    NEW,
+    READ,
+    VOCAB,
+    MarkedCase,
+    asked,
+    check_log_probabilities,
+    check_mixed_batches,
+    cpu,
+    image_part,
+)
 from tests.parity.cases import parity
 from tests.ranks import with_followers
 from visual_engines.models import pixtral, qwen_vl
@@ -23,10 +35,8 @@ from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, ImageError, InputError
 from vlm.processing.image_processor import ImageProcessor
-from vlm.requests.image import Image
 from vlm_app.reference.huggingface import in_patches
 
-MARK, VOCAB, NEW = 59, 60, 12
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
         "mrope_section": [2, 1, 1]}  # fmt: skip
 WINDOW = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
@@ -46,16 +56,13 @@ MODELS = {
 GRIDS = ((2, 3), (7, 1), (3, 2), (1, 1), (4, 5), (3, 3))
 
 
-class Case:
-    """A model, images of several sizes, and prompts with none, one and three of them."""
-
+class Case(MarkedCase):
     def __init__(self, model, folder):
-        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8)
-        self.vision = Pipeline(self.engine, cpu()).processor.vision
+        super().__init__(model, folder)
         self.side, self.merge = self.vision.patch_size, self.vision.merge_size
         generator, square = torch.Generator().manual_seed(1), self.side * self.merge
         self.images = [torch.randn(3, down * square, across * square, generator=generator) for down, across in GRIDS]
-        a, b, c = tiny.prompts(_Ids(), (7, 4, 12))
+        a, b, c = tiny.ids_below(56, (7, 4, 12))
         self.prompts = [
             ([MARK, *a], [0]),
             ([*a, *b], []),
@@ -68,57 +75,26 @@ class Case:
     def rows(self, image: int) -> int:
         return GRIDS[image][0] * GRIDS[image][1]
 
-    def ours(self, prompt: list[int], images: list[int]) -> dict:
-        ids, end, left = [], VOCAB, iter(images)
-        for token in prompt:
-            begin = end
-            end += self.rows(next(left)) if token == MARK else 0
-            ids += range(begin, end) if token == MARK else [token]
-        return {"decoder_prompt_token_ids": ids, "pixel_values": [self.images[i] for i in images] or None}
-
-    @property
-    def inputs(self) -> list[dict]:
-        return [self.ours(*given) for given in self.prompts]
-
-    def theirs(self, prompt: list[int], images: list[int], **options) -> list[int]:
-        before = len(prompt) + sum(self.rows(i) - 1 for i in images)
-        out = self.theirs_in_full(prompt, images, **options)[0, before:].tolist()
-        return out[: out.index(2) + 1] if 2 in out else out
-
     @torch.no_grad()
     def computed_anew(self, prompt: list[int], images: list[int]) -> list[int]:
         """Returns greedy tokens without a cache, each placed as Hugging Face's model places a whole prompt."""
-        ids, types, new = self.marked(prompt, images), None, []
+        ids, new = self.marked(prompt, images), []
         for _ in range(NEW):
-            rows = torch.tensor([ids + new])
-            types = torch.nn.functional.pad((torch.tensor([ids]) == MARK).int(), (0, len(new)))
-            given = {"mm_token_type_ids": types, **self.patched(images)}
+            rows = torch.cat([ids, torch.tensor([new], dtype=torch.long)], 1)
+            types = torch.nn.functional.pad((ids == MARK).int(), (0, len(new)))
+            given = {"mm_token_type_ids": types, **self.pixels(images)}
             places = self.model.model.get_rope_index(rows, types, given["image_grid_thw"])[0]
             new.append(int(self.model(rows, position_ids=places, use_cache=False, **given).logits[0, -1].argmax()))
-            if new[-1] == 2:
+            if new[-1] == END:
                 break
         return new
 
-    def marked(self, prompt: list[int], images: list[int]) -> list[int]:
-        left = iter(images)
-        return [t for token in prompt for t in ([MARK] * self.rows(next(left)) if token == MARK else [token])]
-
-    @torch.no_grad()
     def theirs_in_full(self, prompt: list[int], images: list[int], **options):
-        rows = torch.tensor([self.marked(prompt, images)])
-        inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows), **self.patched(images)}
-        inputs |= {"mm_token_type_ids": (rows == MARK).int()} if images else {}
         self.model.model.rope_deltas = None
-        options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0} | options
-        return self.model.generate(**inputs, **options)
+        types = {"mm_token_type_ids": (self.marked(prompt, images) == MARK).int()} if images else {}
+        return super().theirs_in_full(prompt, images, **types, **options)
 
-    def encoded(self, pipe: Pipeline) -> list[torch.Tensor]:
-        """Features of all images at once, and of one."""
-        found = [*pipe.encode([{"pixel_values": image} for image in self.images[:5]]),
-                 pipe.encode({"pixel_values": self.images[5]})]  # fmt: skip
-        return [each.last_hidden_state for each in found]
-
-    def patched(self, images: list[int]) -> dict:
+    def pixels(self, images: list[int]) -> dict:
         """As Hugging Face's image processor cuts several: square by square, each image twice."""
         if not images:
             return {}
@@ -131,13 +107,6 @@ class Case:
         return {"pixel_values": torch.cat(found), "image_grid_thw": torch.tensor(grids)}
 
 
-class _Ids:
-    """What `tiny.prompts` asks of a model: ids without the special ones."""
-
-    class config:
-        vocab_size = 56
-
-
 @pytest.fixture(scope="module", params=parity(MODELS))
 def case(request, tmp_path_factory):
     case = Case(request.param.make(), tmp_path_factory.mktemp("vlm"))
@@ -147,12 +116,8 @@ def case(request, tmp_path_factory):
 
 def test_features_of_one_pass(case):
     with torch.no_grad():
-        want = case.model.get_image_features(**case.patched(list(range(len(GRIDS))))).pooler_output
-    for options in ({}, {"max_encoder_batch_size": 2}, {"max_encoder_tokens": 60}):
-        encoders = Pipeline(case.engine, cpu(**options)).llm.encoders
-        found = encoders.encode_pixels([Image.from_pixels(image, case.vision) for image in case.images])
-        for got, exact in zip(found, want, strict=True):
-            torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+        want = case.model.get_image_features(**case.pixels(list(range(len(GRIDS))))).pooler_output
+    case.check_features(want, {"max_encoder_batch_size": 2}, {"max_encoder_tokens": 60})
 
 
 def test_mixed_batches(case):

@@ -99,6 +99,25 @@ def test_what_cannot_be_held_is_told_its_caller_and_nobody_else(t5):
     assert asyncio.run(ask())[0].text == t5.generate(text=TEXT).text
 
 
+def test_an_engine_is_started_once_before_it_is_asked(t5):
+    async def ask():
+        model = AsyncPipeline(t5, MediaPool(MediaConfig()))
+        request = await model.request({"text": TEXT}, [])
+        with pytest.raises(EngineError, match=r"not started; call start\(\) first"):
+            await model.generate(request)
+        await model.engine.stop()  # of which there is nothing to stop
+        model.start()
+        with pytest.raises(EngineError, match="is started once"):
+            model.start()
+        [output] = await model.generate(request)
+        await model.engine.stop()
+        with pytest.raises(EngineError, match="is started once"):
+            model.start()
+        return output.text
+
+    assert asyncio.run(ask()) == t5.generate(text=TEXT).text
+
+
 def test_a_stopped_engine_tells_who_waits_and_who_comes(t5):
     async def ask():
         async with running(t5) as model:

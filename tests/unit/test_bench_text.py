@@ -194,7 +194,7 @@ def test_an_engine_says_how_many_ranks_run_it(tmp_path, capsys):
         (("--device", "cpu", "--tp-size", "3"), "is built for 2 ranks; for --tp-size 3 give what it was built from."),
         (("--tp-size", "2", "--encoder-tp-size", "2"), "is built for 2 ranks; for --encoder-tp-size 2 give what"),
         (("--devices", "cpu,cpu,cpu"), "--devices names 3 devices, the engine is built for 2 ranks; name 2"),
-        (("--devices", "cpu,cpu", "--device", "cpu"), "device and devices are both given"),
+        (("--devices", "cpu,cpu", "--device", "cpu"), "--device and --devices are both given"),
     ):
         assert bench(*options, *others) == 2
         assert says in capsys.readouterr().err

@@ -26,7 +26,7 @@ class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
     family = SimpleNamespace(name="fake", inputs=("image",))
-    engine = SimpleNamespace(generation={})
+    engine, tokenizer = SimpleNamespace(generation={}), SimpleNamespace()
     capabilities = SimpleNamespace(
         takes_prompt=False, takes_images=True, takes_text=False, one_image_a_prompt=False, reads_pages_in_steps=False
     )
@@ -206,10 +206,10 @@ def test_run_one_bad_image_costs_that_image(cli, loads, flags):
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("--temperature", "-1", "temperature is -1.0; it must be 0"),
-        ("--top-p", "0", "top_p is 0.0; it must lie"),
-        ("--top-k", "-3", "top_k is -3"),
-        ("--max-new-tokens", "0", "max_new_tokens is 0; it must be at least 1"),
+        ("--temperature", "-1", "--temperature is -1.0; it must be 0"),
+        ("--top-p", "0", "--top-p is 0.0; it must lie"),
+        ("--top-k", "-3", "--top-k is -3"),
+        ("--max-new-tokens", "0", "--max-new-tokens is 0; it must be at least 1"),
         ("--seed", "-1", "seed is -1"),
     ],
 )
@@ -316,9 +316,9 @@ def test_build_mistakes(cli, hf, tmp_path):
         (["--random-weights", "--arch", "toy-huge"], "architecture 'toy-huge' is unknown; known are toy-base"),
         (["--random-weights", "--arch", "none.json"], "does not exist"),
         ([hf, "--dtype", "int3"], "dtype is 'int3', allowed are"),
-        ([hf, "--backend", "abacus"], "backend is 'abacus'"),
-        ([hf, "--max-batch-size", "0"], "max_batch_size is 0, it must be at least 1"),
-        ([hf, "--max-seq-len", "17"], "max_seq_len is 17, this model allows at most 16"),
+        ([hf, "--backend", "abacus"], "--backend is 'abacus'"),
+        ([hf, "--max-batch-size", "0"], "--max-batch-size is 0, it must be at least 1"),
+        ([hf, "--max-seq-len", "17"], "--max-seq-len is 17, this model allows at most 16"),
     ]:
         code, stdout, err = cli("build", *arguments, *out)
         assert (code, stdout) == (2, "") and says in err, err
@@ -344,3 +344,21 @@ def test_models(cli, monkeypatch, hf):
     text = cli("models")[1]
     assert "toy" in text and "shapes: toy-base" in text and "toy-model" in text
     assert "shapes" not in models._text({"families": [found["families"][0] | {"architectures": []}], "packaged": []})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+@pytest.mark.parametrize(("closed", "code", "out", "err"), [
+    ("2>&-", 0, "mini-t5", ""),
+    (">&-", 2, "", "vlm: the output cannot be written: Bad file descriptor; choose another place or make room there."),
+    ("<&-", 0, "mini-t5", ""),
+])  # fmt: skip
+def test_files_that_the_caller_has_closed(closed, code, out, err):
+    """As some daemons and schedulers do."""
+    found = subprocess.run(
+        f'"{sys.executable}" -m vlm_app.cli.main models {closed}',
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, found.stderr.strip()) == (code, err) and (out == "" or out in found.stdout)

@@ -7,7 +7,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from vlm.errors import DocumentError, ImageError
-from vlm.processing.documents import is_document, open_document, parse_pages
+from vlm.processing.documents import document_pages, has_pages, is_document, open_document, parse_pages
 
 pypdfium2 = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
 
@@ -113,14 +113,40 @@ def test_page_ranges(pages, want):
     assert parse_pages(pages, 5) == want
 
 
-@pytest.mark.parametrize("pages", ["0", "6", "3-2", "1-9", "x", "", "1;2", "-3", "1-2-3"])
+@pytest.mark.parametrize("pages", ["0", "6", "3-2", "6-9", "x", "", "1;2", "-3", "1-2-3"])
 def test_page_ranges_that_are_none(pages):
     with pytest.raises(DocumentError, match="page"):
         parse_pages(pages, 5)
 
 
+def test_page_ranges_of_documents_of_any_length():
+    assert [parse_pages("1-4", count) for count in (1, 3, 9)] == [[0], [0, 1, 2], [0, 1, 2, 3]]
+    assert parse_pages("7,2-", 3) == [1, 2]
+    for pages in ("4", "4-9", "5,7-", "0-2"):
+        with pytest.raises(DocumentError, match="the document has 3 pages"):
+            parse_pages(pages, 3)
+
+
+def test_a_tiff_of_several_frames_has_pages(tmp_path):
+    frames = [Image.new("RGB", (9, 7), color) for color in ("red", "blue")]
+    several, one, other = tmp_path / "several.tif", tmp_path / "one.tif", tmp_path / "one.png"
+    frames[0].save(several, save_all=True, append_images=frames[1:])
+    frames[0].save(one), frames[0].save(other)
+    for path, want in ((several, True), (one, False), (other, False)):
+        assert has_pages(str(path)) == has_pages(path.read_bytes()) == want
+    assert not has_pages(str(tmp_path / "none.tif"))
+    pages = document_pages(several.read_bytes())
+    assert [page.picture().getpixel((0, 0)) for page in pages] == [(255, 0, 0), (0, 0, 255)]
+
+
 def test_is_document_goes_by_the_suffix():
-    assert is_document("a.PDF") and is_document("b.jpeg") and not is_document("c.txt") and not is_document("d")
+    assert (
+        is_document("a.PDF")
+        and is_document("b.jpeg")
+        and is_document("c.jfif")
+        and not is_document("c.txt")
+        and not is_document("d")
+    )
 
 
 # RC4-40, user password "x": a catalogue, a page tree and one page, no content

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ import vlm
 from tests.server_kit import is_empty
 from vlm.config import RuntimeConfig
 from vlm.engine.engine_loop import EngineLoop
-from vlm.errors import LimitError
+from vlm.errors import InputError, LimitError
 from vlm.executor.memory import FULL
 
 TEXT = "translate English to German: The old ship is small."
@@ -31,6 +34,49 @@ def test_completions_come_in_the_order_of_their_requests(t5):
     assert [len(completion.token_ids) for completion in found] == [9, 2, 5]
     assert {completion.finish_reason for completion in found} == {"length"} and max(steps) == 3
     assert sorted(map(id, ended)) == sorted(map(id, found)) and is_empty(t5)
+
+
+def test_calls_that_are_open_beside_each_other_have_their_own_updates(t5):
+    loop = EngineLoop(t5.llm)
+    [first], [second, third] = loop.add(requests(t5, 9)), loop.add(requests(t5, 4, 30))
+    updates = {first: [], second: []}
+    while not any(update.finished for update in updates[second]):
+        updates[second] += loop.step_for([second])
+    [completion] = loop.run(requests(t5, 20))  # by which all but the third one have ended
+    loop.clear([third])
+    assert len(completion.token_ids) == 20 and loop.has_work is False
+    updates[first] += loop.step_for([first])
+    for request_id, length in ((first, 9), (second, 4)):
+        tokens = [token for update in updates[request_id] for token in update.token_ids]
+        assert {update.request_id for update in updates[request_id]} == {request_id}
+        assert tokens == updates[request_id][-1].completion.token_ids and len(tokens) == length
+    assert is_empty(t5)
+
+
+def test_a_dropped_request_takes_nobodys_updates_with_it(t5):
+    loop = EngineLoop(t5.llm)
+    [kept], [dropped] = loop.add(requests(t5, 12)), loop.add(requests(t5, 12))
+    loop.step_for([kept])
+    loop.clear([dropped])
+    updates = loop.step_for([kept])
+    while not updates[-1].finished:
+        updates += loop.step_for([kept])
+    assert {update.request_id for update in updates} == {kept} and is_empty(t5)
+
+
+def test_another_thread_is_told(t5, monkeypatch):
+    """One that comes while a step lasts; who has been in it goes on."""
+    loop, within, leave = EngineLoop(t5.llm), threading.Event(), threading.Event()
+    step = t5.llm.step
+    monkeypatch.setattr(t5.llm, "step", lambda: (within.set(), leave.wait(60), step())[-1])
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(loop.run, requests(t5, 3))
+        assert within.wait(60)
+        with pytest.raises(InputError, match="another thread is using this pipeline"):
+            loop.run(requests(t5, 3))
+        leave.set()
+        [completion] = running.result(60)
+    assert len(completion.token_ids) == 3 and is_empty(t5)
 
 
 def test_requests_are_queued_all_or_none(t5):

@@ -103,13 +103,15 @@ def png(width: int, height: int) -> bytes:
 def test_what_is_no_image_is_refused_in_one_sentence(tmp_path):
     whole = io.BytesIO()
     colour(300, 300).save(whole, "JPEG")
+    colour(300, 300).save(tiff := io.BytesIO(), "TIFF", compression="tiff_lzw")  # whose directory comes last
     cases = {
         "missing.png": (None, "does not exist"),
         "text.png": (b"hello", "no image"),
         "empty.png": (b"", "empty"),
         "short.jpg": (whole.getvalue()[:600], "damaged or truncated"),
         "bomb.png": (png(60000, 60000), "limit"),
-        "zero.png": (png(0, 10), "zero.png"),
+        "zero.png": (png(0, 10), "zero.png is a damaged or truncated image"),
+        "half.tif": (tiff.getvalue()[: len(tiff.getvalue()) // 2], "half.tif is a damaged or truncated image"),
         "hollow.png": (png(900, 900), "damaged or truncated"),
     }
     for name, (data, reason) in cases.items():

@@ -132,7 +132,7 @@ def found_by(script: str) -> dict[str, Any]:
 def test_a_new_field_is_an_option_everywhere():
     found = found_by(TOY)
     assert "--toy-factor <float> Makes it a toy. [default: 0.25]" in found["help"]
-    assert found["exit"] == "vlm: toy_factor is 2.0; it must lie in [0, 1].\n"
+    assert found["exit"] == "vlm: --toy-factor is 2.0; it must lie in [0, 1].\n"
     assert (found["chat"], found["completions"]) == (0.5, 0.75)
     assert {"maximum": 1.0, "minimum": 0.0, "type": "number"} in found["schema"]
     assert "less than or equal to 1" in found["refused"]

@@ -63,6 +63,8 @@ def test_what_cannot_be_searched(tmp_path):
         find_documents([tmp_path, tmp_path / "nothing.pdf"])
     with pytest.raises(InputError, match=r"there is no document in .*empty; read are .*\.pdf"):
         find_documents([tmp_path / "empty"])
+    with pytest.raises(InputError, match="a path is empty"):  # a shell's variable that is not set
+        find_documents([str(tmp_path), ""])
 
 
 def test_output_names_never_clash():
@@ -91,8 +93,9 @@ def test_selected_pages(tmp_path):
     document = OpenDocument(pages(tmp_path / "a.pdf", 5))
     assert selected(None, document.num_pages) == (0, 1, 2, 3, 4)
     assert selected("4-,1", document.num_pages) == (3, 4, 0)
+    assert selected("4-6", document.num_pages) == (3, 4)
     with pytest.raises(DocumentError, match="the document has 5 pages"):
-        selected("4-6", document.num_pages)
+        selected("6-7", document.num_pages)
 
 
 def test_pages_of_pdfs_are_drawn_one_at_a_time(tmp_path, monkeypatch):

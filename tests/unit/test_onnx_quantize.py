@@ -120,11 +120,11 @@ def test_a_mistake_is_one_sentence(tmp_path):
     options = ("--quantization", "fp8", "--backend", "onnxruntime")
     found = call("build", "mini-t5", "-o", tmp_path / "e", *options)
     assert found.exit_code == 2 and len(found.stderr.splitlines()) == 1
-    assert "quantization is fp8, which onnxruntime does not take; torch, tensorrt can." in found.stderr
+    assert "--quantization is fp8, which onnxruntime does not take; torch, tensorrt can." in found.stderr
 
 
 def test_groups_that_do_not_divide_are_said(engines):
-    with pytest.raises(ConfigError, match=r"groups of 128 weights do not divide .* build with group_size"):
+    with pytest.raises(ConfigError, match=r"groups of 128 weights do not divide .* give --group-size"):
         rebuilt(engines[0], backend="onnxruntime", quantization="int4")
 
 

@@ -52,6 +52,7 @@ OF_SOME = {
     "--merge-lora": {"convert"},
     "--format": {"quantize"},
     "--ignore": {"quantize", "build"},
+    "--group-size": {"quantize", "build"},
 }
 
 

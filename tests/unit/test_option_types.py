@@ -8,7 +8,7 @@ import pytest
 from llm_engines.models.llama_config import LlamaConfig, parse
 from vlm.artifacts.generation_config import generation_defaults, standing_alone
 from vlm.errors import ConfigError, InputError
-from vlm.requests.generation import OTHER_NAMES, sampling_params
+from vlm.requests.generation import OTHER_NAMES, model_defaults, sampling_params
 from vlm.requests.sampling_params import SamplingParams
 
 VALUES = (
@@ -61,6 +61,13 @@ def test_none_is_what_the_model_says():
 def test_a_models_own_settings_are_named_as_such():
     with pytest.raises(InputError, match=r"^the model's own generation settings cannot be used: top_k is 'many'; "):
         sampling_params({}, {"do_sample": True, "top_k": "many"}, loop_detection=False)
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_new_tokens", 0), ("max_length", -1), ("num_beams", 0)])
+def test_a_models_own_settings_that_nothing_can_come_of(key, value):
+    """A request would wait for ever for no tokens."""
+    with pytest.raises(InputError, match=rf"settings cannot be used: {key} is {value}; it must be at least 1\.$"):
+        model_defaults({key: value})
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, "2", [2, "3"], 1.5, True, -5, 10**12])

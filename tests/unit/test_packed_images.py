@@ -49,26 +49,6 @@ def test_features_of_graphs_are_those_of_eager_passes(name, tmp_path):
         assert len(pool.passes) == (0 if count == 1 and levels else 2)  # of the sizes that were met before
 
 
-def test_what_a_pass_gives_stays_when_the_next_one_runs(tmp_path):
-    pipe = Pipeline(engine_dir(MODELS["lighton-ocr"](), tmp_path, max_batch_size=2), RuntimeConfig(device="cpu"))
-    encoder, generator = pipe.llm.encoders.patch_encoder, torch.Generator().manual_seed(1)
-    encoder.graphs, kept = Kept(), []
-    for _ in range(4):
-        [features] = encoder.encode(images_of(encoder.config, SIDES[:1], generator, levels=True))
-        kept.append((features, features.clone()))
-    assert all(torch.equal(features, then) for features, then in kept)
-    assert len({tuple(then.flatten().tolist()) for _, then in kept}) == len(kept)
-
-
-class Kept(Replayed):
-    """Gives what it computes in one place, as a graph does."""
-
-    def run(self, key, *inputs):
-        output = super().run(key, *inputs)
-        self.output = getattr(self, "output", output)
-        return self.output.copy_(output)
-
-
 def test_without_memory_for_a_graph_passes_run_as_they_are(tmp_path):
     """And it is not tried again."""
     pipe = Pipeline(engine_dir(MODELS["lighton-ocr"](), tmp_path, max_batch_size=2), RuntimeConfig(device="cpu"))

@@ -17,7 +17,7 @@ from vlm.backends.graphs import qdq
 from vlm.backends.graphs.quantized_linear import lowerings, products_as_nodes
 from vlm.backends.onnxruntime import products
 from vlm.backends.onnxruntime.backend import OnnxRuntimeBackend
-from vlm.backends.onnxruntime.session import AS_WRITTEN
+from vlm.backends.onnxruntime.session import AS_WRITTEN, EXACT_SUMS
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.inputs import Inputs
@@ -83,7 +83,10 @@ def case(method: str, inputs: str) -> tuple[Linear, torch.Tensor, onnx.ModelProt
 def computed(model: onnx.ModelProto, x: torch.Tensor) -> torch.Tensor:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(model.SerializeToString(), disabled_optimizers=AS_WRITTEN)
+    options = onnxruntime.SessionOptions()
+    if "DequantizeLinear" not in {node.op_type for node in model.graph.node}:  # which is for TensorRT
+        options.add_session_config_entry(*EXACT_SUMS)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, disabled_optimizers=AS_WRITTEN)
     return torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
 
 

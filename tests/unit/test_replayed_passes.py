@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.engines import engine_dir
 from tests.families import MODELS, inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm.executor.graph_pool import GraphPool
 
 
 class Replayed:
@@ -38,6 +40,25 @@ class Replayed:
     def capture(self, key: tuple, function: Callable[..., Any], *inputs: Tensor) -> None:
         self.passes[key] = function, tuple(x.clone() for x in inputs)
         function(*self.passes[key][1])
+
+
+class Graph:
+    """Writes a number where all graphs of a pool write."""
+
+    def __init__(self, memory: Tensor, number: float) -> None:
+        self.memory, self.number = memory, number
+
+    def replay(self) -> None:
+        self.memory.fill_(self.number)
+
+
+def test_what_a_graph_gives_stays_when_another_one_runs():
+    pool, memory = object.__new__(GraphPool), torch.zeros(3)
+    pool._graphs = {(n,): (Graph(memory, n), (), memory, list) for n in (1, 2)}
+    pool._graphs["nothing",] = Graph(memory, 3), (), None, list
+    first, second = pool.run((1,)), pool.run((2,))
+    assert pool.run(("nothing",)) is None
+    assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
 
 
 def images_last(pipe: Pipeline, inputs: list[dict]) -> list[dict]:

@@ -203,21 +203,21 @@ def test_cache_that_cannot_be_written(hf, tmp_path):
         resolve(hf, cache_dir=tmp_path / "blocked")
 
 
-def _resolve_toy(hf, results):
+def _resolve_toy(hf, together, results):
     artifact_kit.install(pytest.MonkeyPatch())
     seen = []
+    together.wait(300)
     path = resolve(hf, progress=lambda text, *_: seen.append(text))
     results.put((str(path), any("Writing" in text for text in seen)))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="fork")
 def test_two_processes_build_once(hf):
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    workers = [context.Process(target=_resolve_toy, args=(hf, results)) for _ in range(3)]
+    context = multiprocessing.get_context("spawn")
+    together, results = context.Barrier(3), context.Queue()
+    workers = [context.Process(target=_resolve_toy, args=(hf, together, results)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    found = [results.get() for _ in workers]
+    found = [results.get(timeout=300) for _ in workers]
     for worker in workers:
         worker.join()
     assert len({path for path, _ in found}) == 1

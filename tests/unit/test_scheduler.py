@@ -72,6 +72,9 @@ class Invented:
     def release(self, sequence):
         assert sequence.status is not SequenceStatus.FINISHED
 
+    def encode_waiting(self, sequences):
+        assert all(s.queued for s in sequences)
+
     def launch(self, sequences, steps, drafts, *, first):
         assert len({*first}) == len(first) and {*first} <= {*sequences}
         rows = []

@@ -25,6 +25,8 @@ from vlm_app.text.tasks import answer, summary, translation
 class FakePipeline:
     """Answers out of order, `window` inputs at once, none of them late without end; "bad" cannot be answered."""
 
+    tokenizer = SimpleNamespace()
+
     def __init__(self, window=3):
         self.window = window
 
@@ -65,6 +67,17 @@ def test_lines_of_a_file(tmp_path):
     assert [item.text for item in found] == ["one", "", "  two\x0bthree\u2028four ", "", "last"]
     assert [item.error for item in found if item.error] == ["it is not UTF-8 (byte 1 of it)"]
     assert found[3].place == f"{file} line 4"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_other_programs_save_as_utf_16_is_no_text(tmp_path, whole):
+    file = tmp_path / "lines.txt"
+    for encoding in ("utf-16-le", "utf-16-be"):  # as PowerShell writes it
+        file.write_bytes("\ufefftwo\nthree\n".encode(encoding))
+        [item] = from_file(file, whole)
+        assert item.place == str(file) and item.error == "it is UTF-16; save it as UTF-8"
+    file.write_bytes("two\n".encode("utf-16-le") + b"th\0ree")
+    assert all("has a NUL character" in item.error for item in from_file(file, whole))
 
 
 def test_a_whole_file_and_jsonl(tmp_path):

@@ -16,6 +16,8 @@ from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors import wire as tensors
 from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, check_tensors
 
+PATH = "/v1/completions"
+
 
 def read(datatype: str, shape: list, data: list) -> np.ndarray:
     body = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "data": data}]})
@@ -91,17 +93,20 @@ def test_batches_and_lists_of_words_have_a_size():
 
 
 def test_a_sentence_quotes_no_more_than_a_part_of_what_was_sent():
-    said = errors.sentence(InputError(f"{'x' * 10**6} is unknown."))
+    said = errors.sentence(InputError(f"{'x' * 10**6} is unknown."), PATH)
     assert len(said) <= MAX_WORD + len(" is unknown.") and said.startswith("xxx") and said.endswith("x is unknown.")
-    assert len(errors.sentence(LimitError("ab " * 10**6 + "are too many."))) == MAX_SENTENCE
+    assert len(errors.sentence(LimitError("ab " * 10**6 + "are too many."), PATH)) == MAX_SENTENCE
 
 
 def test_a_sentence_is_one_line_of_what_can_be_seen():
-    said = errors.sentence(HTTPException(404, "model 'a\nb\x1b[31m\u2028\ud800' is not here"))
+    said = errors.sentence(HTTPException(404, "model 'a\nb\x1b[31m\u2028\ud800' is not here"), PATH)
     assert said == r"model 'a\nb\x1b[31m\u2028\ud800' is not here."
     place = {"loc": ("body", "z\n\nTraceback"), "msg": "is wrong", "type": "missing"}
     error = errors.body(RequestValidationError([place]), "/v1")["error"]
     assert (error["message"], error["param"]) == (r"z\n\nTraceback: is wrong.", r"z\n\nTraceback")
+    for within, told in (("constrained-str",), "stop"), ((0, "list[str]"), "stop.0"), (("abc", "[key]"), "stop.abc"):
+        place = {"loc": ("body", "stop", *within), "msg": "is wrong", "type": "missing"}
+        assert errors.sentence(RequestValidationError([place]), PATH) == f"{told}: is wrong."
 
 
 def test_pixels_in_place_of_files_are_a_picture_a_row():

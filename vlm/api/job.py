@@ -62,7 +62,7 @@ class Job:
         while self._waiting or self._outputs.num_under_way or self._inputs.more:
             yield from self._added()
             if self._waiting:
-                yield from self._taken(self._loop.step())
+                yield from self._taken(self._loop.step_for(self._waiting))
             self._outputs.begin(self._ended, awaited=not self._waiting)
             self._ended = []
             if self._waiting:
@@ -85,7 +85,8 @@ class Job:
 
     def _queue_to_idle(self, errors: list[Result]) -> None:
         """Waits for inputs, and queues them as they come; the device begins with the first of them."""
-        images, texts = self._images_ahead, self._texts_ahead
+        alone = not self._loop.has_work  # no other call has requests in it
+        images, texts = (self._images_ahead, self._texts_ahead) if alone else (None, None)
         for ahead in filter(None, (images, texts)):
             ahead.begin()
         for inputs in self._inputs.coming(block=True, use=images and images.take):

@@ -142,11 +142,12 @@ class Pipeline:
             raise InputError("a stream is of one output; use generate() for several.")
         with self._preparing():
             request = self._builder.build(single, params, lora)
-        ids = self.loop.add([request])
-        text = text_stream(self.tokenizer, params)
+        [request_id] = self.loop.add([request])
+        text, ended = text_stream(self.tokenizer, params), False
         try:
-            while self.loop.has_work:
-                for update in self.loop.step():
+            while not ended:
+                for update in self.loop.step_for([request_id]):
+                    ended = update.finished
                     if update.completion is not None and update.completion.out_of_memory:
                         raise OutOfMemoryError(self.loop.memory_sentence)
                     if piece := text.push(update.token_ids, last=update.finished):
@@ -155,7 +156,7 @@ class Pipeline:
                         self._count(update.completion)
                         self.last_output = self.outputs.output(update.completion)
         finally:
-            self.loop.clear(ids)
+            self.loop.clear([request_id])
 
     @overload
     def encode(
@@ -251,7 +252,8 @@ class Pipeline:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of the last call: preprocess (summed over threads), encode, prefill, decode, total; and tokens."""
+        """Seconds of the last call: preprocess (summed over threads), encode (in part beside decode), prefill, decode,
+        total; and tokens."""
         device = self.llm.encoders.timer.totals()
         seconds = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started

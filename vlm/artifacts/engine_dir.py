@@ -82,7 +82,9 @@ class EngineDir:
     def without_decoder(self) -> EngineDir:
         """Returns the engine as if it had been built of its encoders alone. Raises InputError where there is none."""
         if set(self.roles) <= {"decoder"}:
-            raise InputError(f"{self.family} is a decoder alone, there is no encoder to load; load the whole model.")
+            raise InputError(
+                f"{self.family} is a decoder alone, there is no encoder to load; take a model that has one."
+            )
         return replace(self, encoder_only=True)
 
     @property

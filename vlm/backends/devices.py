@@ -21,11 +21,11 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N.") from None
+        raise InputError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N.", settings=("device",)) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device {name} is not there: {torch.cuda.device_count()} CUDA devices are visible; use cpu.")
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N.")
+        raise InputError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N.", settings=("device",))
     return device
 
 
@@ -71,7 +71,8 @@ def of_rank(runtime: RuntimeConfig, rank: int, size: int) -> RuntimeConfig:
         return replace(runtime, device="cpu")
     if device.index is not None:
         raise InputError(
-            f"device is {runtime.device}, {size} ranks take a GPU each; give cuda, cpu, or each one's with --devices."
+            f"device is {runtime.device}, {size} ranks take a GPU each; give cuda, cpu, or each one's with --devices.",
+            settings=("device",),
         )
     if (count := torch.cuda.device_count()) <= rank:
         raise InputError(f"the engine is built for {size} GPUs, {count} are visible; build it for fewer, or give cpu.")

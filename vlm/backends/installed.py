@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 GROUP = "vlm.backends"
+# what the sentences of a build's errors name
+NAMED = ("dtype", "group_size", "pp_size", "quantization", "target", "tp_size")
 
 
 @functools.cache
@@ -52,7 +54,7 @@ def backends() -> tuple[Backend, ...]:
 def backend(name: str) -> Backend:
     """Raises ConfigError for a name that no installed package brings, EngineError for one that does not load."""
     if name not in _entries():
-        raise ConfigError(f"backend is {name!r}, allowed are {listed(names())}.")
+        raise ConfigError(f"backend is {name!r}, allowed are {listed(names())}.", settings=("backend",))
     return _load(name)
 
 
@@ -70,7 +72,7 @@ def checked_backend(build: BuildConfig) -> Backend:
     """Returns the backend of a build. Raises ConfigError with every reason why it never builds one like this."""
     choice = backend(build.backend)
     if errors := [*_option_errors(choice, build), *choice.errors(build)]:
-        raise ConfigError("; ".join(errors) + ".")
+        raise ConfigError("; ".join(errors) + ".", settings=NAMED)
     return choice
 
 

@@ -34,6 +34,6 @@ def resolve_limits(build: BuildConfig, configs: RoleConfigs) -> EngineLimits:
         if limit is not None and most is not None and limit > most:
             errors.append(f"{name} is {limit}, this model allows at most {most}")
     if errors:
-        raise ConfigError("; ".join(errors) + ".")
+        raise ConfigError("; ".join(errors) + ".", settings=(*defaults, "backend"))
     values = {name: getattr(build, name) for name in defaults}
     return EngineLimits(build.max_batch_size, **{n: values[n] or default for n, default in defaults.items()})

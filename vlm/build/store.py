@@ -96,6 +96,8 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
 
     Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
     """
+    if not isinstance(model, str | os.PathLike):
+        raise ModelNotFoundError(f"a model's name is of type {type(model).__name__}; {_allowed()}.")
     name, path = str(model), user_path(model)
     if not name:
         raise ModelNotFoundError(f"the model's name is empty; {_allowed()}.")

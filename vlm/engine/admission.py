@@ -47,12 +47,14 @@ class Admission:
             raise LimitError(
                 f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
                 f"or give --max-batch-size {params.num_beams} or more",
+                settings=("num_beams",),
             )
         _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
         if source is None and request.encoder_input_ids is not None and self.encoder is not None:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
             source = np.array(request.encoder_input_ids, np.int32)
-        _check_ids(params.known_tokens, self.config.vocab_size, 0)
+        for setting, named in params.known_tokens.items():
+            _check_ids(named, self.config.vocab_size, 0, setting)
         tokens = list(request.decoder_prompt_token_ids)
         sequence = Sequence(
             number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=contents, source=source,
@@ -74,6 +76,7 @@ class Admission:
                 f"prompt_lookup_num_tokens is {asked_for}, this engine proposes {most} tokens a step at most; leave it"
                 " out",
                 f"or give --num-speculative-tokens {asked_for}",
+                settings=("prompt_lookup_num_tokens",),
             )
         return 0 if params.num_beams > 1 else most if asked_for is None else asked_for
 
@@ -164,8 +167,10 @@ def _check_rows(count: int, most: int) -> None:
         )
 
 
-def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
+def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int, setting: str | None = None) -> None:
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size + rows):
         bad = next(t for t in token_ids if not 0 <= t < vocab_size + rows)
         table = f" and its prompt table of {rows} rows" if rows else ""
-        raise LimitError(f"token id {bad} is outside the vocabulary of {vocab_size}{table}.")
+        of = f" of {setting}" if setting else ""
+        settings = (setting,) if setting else ()
+        raise LimitError(f"token id {bad}{of} is outside the vocabulary of {vocab_size}{table}", settings=settings)

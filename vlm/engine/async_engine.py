@@ -51,6 +51,9 @@ class AsyncEngine:
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        """Starts its thread, once. Raises EngineError the second time."""
+        if self._thread.ident is not None:
+            raise EngineError("the engine was started before, and is started once; load the model again.")
         self._event_loop = asyncio.get_running_loop()
         self._thread.start()
         self._watching = asyncio.create_task(self._break_when_it_hangs())
@@ -58,6 +61,8 @@ class AsyncEngine:
     async def stop(self) -> None:
         """Ends what still runs, with an EngineError for who waits for it; the pool is full afterwards. A thread that
         hangs is left behind."""
+        if self._thread.ident is None:
+            return
         self._commands.put(None)
         while self._thread.is_alive() and not self.hangs:
             await asyncio.to_thread(self._thread.join, 1)
@@ -92,6 +97,8 @@ class AsyncEngine:
         self._waiting.add(call)
         try:
             with self._door:
+                if self._thread.ident is None:
+                    raise EngineError("the engine was not started; call start() first, within the event loop.")
                 if self._closed:
                     raise EngineError("the engine has stopped; start the server again.")
                 self._commands.put(command)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
 
 from vlm.engine.leading import Engine
 from vlm.engine.llm_engine import LLMEngine
+from vlm.errors import InputError
 from vlm.executor.memory import FULL, suppress_out_of_memory
 from vlm.requests.image import Image
 from vlm.requests.request import Request
@@ -14,7 +17,8 @@ from vlm.requests.token_update import Completion, TokenUpdate
 
 
 class EngineLoop:
-    """Drives an engine, inline or in a thread of its own; it is used by one thread at a time."""
+    """Drives an engine, inline or in a thread of its own. One thread at a time uses it, whose calls may be open beside
+    each other, such as a stream that is read on later: what comes for one's requests is kept for it."""
 
     def __init__(
         self,
@@ -27,6 +31,10 @@ class EngineLoop:
         self.engine, self._on_end, self._on_step = engine, on_end, on_step
         self.memory_sentence = FULL  # what was said when memory ran out last
         self._lost: list[TokenUpdate] = []  # of requests that memory ran out for ahead of a step
+        self._open: set[int] = set()  # requests that have not ended
+        self._aborted: set[int] = set()  # those of them that nobody asks for any more
+        self._kept: list[TokenUpdate] = []  # what came while others were asked for
+        self._in_use = Lock()
 
     @property
     def has_work(self) -> bool:
@@ -34,15 +42,17 @@ class EngineLoop:
 
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
-        what the engine cannot hold."""
+        what the engine cannot hold, and where another thread is using it."""
         requests, ids = list(requests), list[int]()
-        self.engine.expect(requests)
-        try:
-            for request in requests:
-                ids.append(self.engine.add(request))
-        except Exception:
-            self.abort(ids)
-            raise
+        with self._one_thread():
+            self.engine.expect(requests)
+            try:
+                for request in requests:
+                    ids.append(self.engine.add(request))
+                    self._open.add(ids[-1])
+            except Exception:
+                self.abort(ids)
+                raise
         return ids
 
     def encode_ahead(self, images: list[Image]) -> bool:
@@ -64,32 +74,63 @@ class EngineLoop:
         self._lost += self.engine.recover()
 
     def abort(self, request_ids: Iterable[int]) -> None:
-        """Ends requests at the next step, with finish reason `abort`; ended ones are left alone."""
-        for request_id in request_ids:
+        """Ends requests at the next step, with finish reason `abort`, of which `step` says nothing; ended ones are left
+        alone."""
+        ids = dict.fromkeys(request_ids)
+        for request_id in ids:
             self.engine.abort(request_id)
+        self._aborted |= self._open & ids.keys()
+        self._kept = [update for update in self._kept if update.request_id not in ids]
 
     def step(self) -> list[TokenUpdate]:
         """Returns what the engine's next step brings. Where memory runs out, the requests that it worked on end with
-        finish reason `memory`, and the others go on."""
-        lost, self._lost = self._lost, []
-        updates = lost + self._step()
+        finish reason `memory`, and the others go on. InputError where another thread is using it."""
+        with self._one_thread():
+            lost, self._lost = self._lost, []
+            updates = lost + self._step()
+        wanted = [u for u in updates if u.request_id not in self._aborted] if self._aborted else updates
         for update in updates:
             if update.completion is not None:
+                self._open.discard(update.request_id)
+                self._aborted.discard(update.request_id)
                 self._on_end(update.completion)
-        return updates
+        return wanted
+
+    def step_for(self, request_ids: Container[int]) -> list[TokenUpdate]:
+        """Returns what has come for these requests while others were asked for, or what the next step brings for them;
+        what it brings for others is kept for who asks for those."""
+        if not any(update.request_id in request_ids for update in self._kept):
+            self._kept += self.step()
+        updates, self._kept = self._kept, [u for u in self._kept if u.request_id not in request_ids]
+        return [update for update in updates if update.request_id in request_ids]
 
     def run(self, requests: Iterable[Request]) -> list[Completion]:
         """Returns what each request comes to, when all have ended."""
-        ids, completions = self.add(requests), {}
-        while self.has_work:
-            completions |= {u.request_id: u.completion for u in self.step() if u.completion is not None}
+        ids = self.add(requests)
+        waiting, completions = set(ids), {}
+        while waiting:
+            completions |= {u.request_id: u.completion for u in self.step_for(waiting) if u.completion is not None}
+            waiting -= completions.keys()
         return [completions[request_id] for request_id in ids]
 
     def clear(self, request_ids: Iterable[int]) -> None:
-        """Aborts what is left when a caller stops early, so that the next one finds the engine empty."""
-        self.abort(request_ids)
-        while self.has_work:
-            self.step()
+        """Aborts what is left when a caller stops early; the engine is empty where nobody else has requests in it."""
+        ids = set(request_ids)
+        self.abort(ids)
+        while self.has_work and (ids & self._open or self._open <= self._aborted):
+            self._kept += self.step()
+
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise InputError(
+                "another thread is using this pipeline, which is for one at a time; let the threads take turns, give"
+                " generate() a list of inputs, or ask an AsyncPipeline."
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def _step(self) -> list[TokenUpdate]:
         with suppress_out_of_memory() as memory:

@@ -84,6 +84,7 @@ class LLMEngine:
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
+        source = self._sources.pop(request, None)
         if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         if request.adapter_id in self._unloaded:
@@ -93,7 +94,7 @@ class LLMEngine:
             next(self._ids),
             request,
             num_stop_ids=len(self._stop_ids(request)),
-            source=self._sources.pop(request, None),
+            source=source,
         )
         params = request.params
         if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, params.num_beams):
@@ -132,6 +133,7 @@ class LLMEngine:
         burst = None
         if plan.running:
             burst = self.executor.launch(plan.running, plan.steps, plan.drafts, first=plan.first)
+            self.executor.encode_waiting(self.scheduler.waiting)
         last, self._in_flight = self._in_flight, burst
         if last is not None:
             self._updates += self._apply(last)
@@ -283,6 +285,7 @@ class LLMEngine:
     def _forget(self, sequence: Sequence, reason: str) -> None:
         """Ends one that waits."""
         self.scheduler.waiting.remove(sequence)
+        self.executor.release(sequence)
         sequence.finish(reason)
         del self._sequences[sequence.id]
 

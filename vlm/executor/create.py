@@ -94,7 +94,9 @@ def _paged_runner(
     shape = replace(shape, num_self=ranks.hosts.minimum(shape.num_self), num_cross=ranks.hosts.minimum(shape.num_cross))
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, device=device, **sizes)
     max_source_len = limits.max_encoder_input_len if runtime.num_speculative_tokens and encoders.encoder else 0
-    sampler, graphs = _sampler(decoder.config, limits, shape, encoders, max_source_len), _graphs(runtime, device, ranks)
+    sampler = _sampler(decoder.config, limits, shape, encoders, max_source_len)
+    # a step waits for the last of its kernels: images beside it take what room it leaves
+    graphs = _graphs(runtime, device, ranks, priority=-1)
     if graphs is not None:
         encoders.adapters.on_growth = graphs.clear
     return PagedRunner(
@@ -109,11 +111,11 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _graphs(runtime: RuntimeConfig, device: torch.device, ranks: Ranks) -> GraphPool | None:
+def _graphs(runtime: RuntimeConfig, device: torch.device, ranks: Ranks, *, priority: int = 0) -> GraphPool | None:
     """Returns a pool for passes that follow each other: images are encoded beside decoding, in memory of their own."""
     if not runtime.cuda_graphs or device.type != "cuda":
         return None
-    graphs = GraphPool(device)
+    graphs = GraphPool(device, priority=priority)
     ranks.hold(graphs)
     return graphs
 
@@ -132,12 +134,14 @@ def _slot_runner(
     if runtime.kv_cache_dtype is not None:
         raise ConfigError(
             f"kv_cache_dtype is {runtime.kv_cache_dtype}, which is for backend torch: a compiled engine keeps keys and"
-            " values as it computes; leave kv_cache_dtype out."
+            " values as it computes; leave kv_cache_dtype out.",
+            settings=("kv_cache_dtype",),
         )
     if runtime.num_speculative_tokens:
         raise ConfigError(
             f"num_speculative_tokens is {runtime.num_speculative_tokens}, which is for backend torch: a compiled engine"
-            " takes a token a step; leave num_speculative_tokens out."
+            " takes a token a step; leave num_speculative_tokens out.",
+            settings=("num_speculative_tokens",),
         )
     decoder, size = networks["decoder"], max(limits.max_seq_len, limits.max_encoder_input_len)
     one_block = replace(runtime, block_size=size, max_kv_blocks=None)

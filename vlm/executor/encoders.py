@@ -42,8 +42,7 @@ class EncoderNetworks(Protocol):
     stream: torch.cuda.Stream | None  # on which passes over images may run beside decoding
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call; what follows
-        them is of no image."""
+        """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type; what follows them is of no image."""
         ...
 
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
@@ -104,6 +103,16 @@ class Encoders:
         with self._beside_decoding() as handed_on:
             return [handed_on(features) for features in self._features_of(images)]
 
+    @torch.inference_mode()
+    def encode_beside(self, images: Items[Image]) -> tuple[list[Tensor], torch.cuda.Event]:
+        """Begins with images on a stream that the networks have for it, for which nothing waits that is under way;
+        returns each one's features [rows, hidden], and what says when they are there."""
+        ready = torch.cuda.Event()
+        with torch.cuda.stream(self.networks.stream), self.timer("encode"):
+            features = self._features_of(images)
+            ready.record()
+        return features, ready
+
     def _features_of(self, images: Items[Image]) -> list[Tensor]:
         if self.patch_encoder is not None:
             shared = self._encoding_ranks(len(images)) > 1
@@ -132,8 +141,7 @@ class Encoders:
         """Returns the features [n, rows, hidden] of images of one shape, of which each rank takes a part of at most
         `size`."""
         if self._encoding_ranks(len(images)) == 1:
-            # a graph's output is overwritten by its next run
-            return self.networks.encode(self._values(images, size))[: len(images)].clone()
+            return self.networks.encode(self._values(images, size))[: len(images)]
         share = -(-len(images) // self.ranks.size)
         own = images[self.ranks.rank * share : (self.ranks.rank + 1) * share]
         own = [*own, *[images[0]] * (share - len(own))]  # all ranks send as much

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from functools import partial
 from operator import attrgetter
@@ -25,6 +25,7 @@ from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
+from vlm.executor.waiting_images import WaitingImages
 from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 from vlm.requests.token_update import Hypothesis
@@ -47,6 +48,7 @@ class Executor:
         self.batch_invariant = batch_invariant
         self.state, self.logits, self.adapters = sampler.state, sampler.logits, encoders.networks.adapters
         self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
+        self.waiting_images = WaitingImages.of(encoders, config)
         padding_slot = self.state.padding_slot
         self.rows = torch.full((2, padding_slot + 1), padding_slot, dtype=torch.int32, device=self.device)
         self.first_rows = self.rows[0].clone()
@@ -118,14 +120,20 @@ class Executor:
         rows = iter(zip(*(x[slots].tolist() for x in buffers), strict=True))
         return [hypotheses_of(itertools.islice(rows, s.width), s.prompt_length) for s in sequences]
 
+    def encode_waiting(self, sequences: Iterable[Sequence]) -> None:
+        """Begins with images of sequences that wait, first come, first served, beside what the device decodes."""
+        self.waiting_images.encode(sequences)
+
     def release(self, sequence: Sequence) -> None:
-        """Drops what is held for a sequence, whose slots are others' from now on."""
+        """Drops what is held for a sequence, whose slots, if it has any, are others' from now on."""
+        self.waiting_images.drop(sequence)
         self._drop_embeds(sequence)
         self._placed.pop(sequence, None)
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later. Sequences are admitted again."""
         self._prompt_embeds.clear()
+        self.waiting_images.clear()
         self.encoders.free_cached_memory()
         self.runner.free_cached_memory()
 
@@ -166,15 +174,18 @@ class Executor:
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]; as many rows as a
         pass always has where it is batch-invariant."""
-        images = [s.request.encoder_image for s in sequences if s.request.encoder_image is not None]
-        features = iter(self.encoders.encode_pixels(images))
-        to_device = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
-        parts = [
-            next(features) if s.request.encoder_output is None else to_device(s.request.encoder_output)
-            for s in sequences
-        ]
+        known = {s: features for s in sequences if (features := self._known_features(s)) is not None}
+        images = [s.request.encoder_image for s in sequences if s not in known and s.request.encoder_image is not None]
+        computed = iter(self.encoders.encode_pixels(images) if images else ())
+        parts = [known[s] if s in known else next(computed) for s in sequences]
         missing = (_pass_size(len(parts[0])) - len(parts)) * len(parts[0]) if self.batch_invariant else 0
         return F.pad(torch.cat(parts), (0, 0, 0, missing)) if missing else torch.cat(parts)
+
+    def _known_features(self, sequence: Sequence) -> Tensor | None:
+        """Returns a sequence's features that were given, or computed while it waited."""
+        if (given := sequence.request.encoder_output) is not None:
+            return given.to(self.device, self.encoders.dtype, non_blocking=True)
+        return self.waiting_images.take(sequence)
 
     def _fill_slots(self) -> None:
         """Fills the slots of the sequences that were admitted since."""

@@ -21,9 +21,10 @@ ROOM = 4 * 2**30  # bytes of a device in which any pass finds room; what torch k
 class GraphPool:
     """CUDA graphs by key, captured at first use, sharing one memory pool."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, *, priority: int = 0):
+        """`priority`: of what the graphs hold, as streams have it: the lower it is, the earlier a kernel gets room."""
         self.device = device
-        self.pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device, priority=priority)
         # with what each takes and returns, and what it was made of, whose tensors it reads
         self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any, Callable[..., object]]] = {}
 
@@ -36,19 +37,19 @@ class GraphPool:
         self._graphs.clear()
 
     def replay(self, key: tuple, function: Callable[..., Result], *inputs: Tensor) -> Result:
-        """Runs function(*inputs) as the key's graph, which is captured when it is first asked for. The result is
-        overwritten by the key's next run."""
+        """Runs function(*inputs) as the key's graph, which is captured when it is first asked for."""
         if key not in self:
             self.capture(key, function, *inputs)
         return self.run(key, *inputs)
 
     def run(self, key: tuple, *inputs: Tensor) -> Any:
-        """Replays a graph on new inputs, which may lie on the host. The result is overwritten by the key's next run."""
+        """Replays a graph on new inputs, which may lie on the host. Returns a copy of what it results in, if anything:
+        other graphs of the pool write to the same memory."""
         graph, static, output, _ = self._graphs[key]
         for target, source in zip(static, inputs, strict=True):
             target.copy_(source, non_blocking=True)
         graph.replay()
-        return output
+        return None if output is None else output.clone()
 
     def capture(self, key: tuple, function: Callable[..., object], *inputs: Tensor) -> None:
         """Captures function(*inputs); runs it once before, which compiles kernels and fills lazily made buffers."""

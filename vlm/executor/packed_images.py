@@ -99,7 +99,7 @@ class PatchEncoder:
         if key not in self.graphs:
             self._graph_shapes.refuse(key)
             return self._pass_over(images)(*values)
-        return self.graphs.run(key, *values).clone()  # its next run overwrites it
+        return self.graphs.run(key, *values)
 
     def _pass_over(self, images: Items[Image]) -> Callable[..., Tensor]:
         """Returns the pass over images of these sizes: their values, [n, C, H, W] of some that follow each other ->

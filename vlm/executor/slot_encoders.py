@@ -36,7 +36,8 @@ class SlotEncoders:
         self.adapters = AdapterCache()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        return required(self.visual)(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
+        outputs = required(self.visual)(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())
+        return outputs["features"].clone()  # the next run may overwrite it
 
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Encodes texts as they are: such an engine has no adapters."""

@@ -116,7 +116,9 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     sorted_logits = sorted_logits.masked_fill(sorted_logits < sorted_logits.gather(-1, k[:, None] - 1), float("-inf"))
     mass = sorted_logits.softmax(-1)
     before = mass.cumsum(-1) - mass  # mass of the likelier ones
-    drop = (before >= top_p[:, None]) | (mass < min_p[:, None] * mass[:, :1])
+    # where all may be drawn, what is added up may round to 1 ahead of the last ones
+    beyond = (before >= top_p[:, None]) & (top_p[:, None] < 1.0)
+    drop = beyond | (mass < min_p[:, None] * mass[:, :1])
     drop[:, 0] = False
     return torch.empty_like(scaled).scatter_(-1, order, sorted_logits.masked_fill(drop, float("-inf")))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,17 @@ class Conversation:
     def with_pages(self, counts: Iterable[int]) -> Conversation:
         """Returns the conversation with its i-th image as often as it has pages: `counts[i]`."""
         count = iter(counts)
-        pages = lambda part: (part,) * (next(count) if isinstance(part, ImagePart) else 1)  # noqa: E731
+        return self._with_images(lambda image: (image,) * next(count))
+
+    def with_sources(self, found: Callable[[Any], Any]) -> Conversation:
+        """Returns the conversation with its images' sources as `found` makes them."""
+        return self._with_images(lambda image: (image if image.source is None else ImagePart(found(image.source)),))
+
+    def _with_images(self, images: Callable[[ImagePart], tuple[ImagePart, ...]]) -> Conversation:
+        """Returns the conversation with `images` of each image in its place."""
+        parts = lambda part: images(part) if isinstance(part, ImagePart) else (part,)  # noqa: E731
         return Conversation(
-            tuple(Message(m.role, tuple(each for part in m.parts for each in pages(part))) for m in self.messages)
+            tuple(Message(m.role, tuple(each for part in m.parts for each in parts(part))) for m in self.messages)
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
@@ -15,20 +16,24 @@ from PIL import Image
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, counted, listed
-from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
+from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES, MAX_PIXELS
 from vlm.processing.image_tags import check_tags, seek_frame
 from vlm.processing.images import Detail, damage, decoded, open_image
 from vlm.processing.scanned_page import ScannedPage
 from vlm.processing.sized_images import load_sized, sized
 
 IMAGE_SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
+    {
+        *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif"),
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+    }
 )
 PDF_SUFFIX = ".pdf"
 DPI = 200  # enough for any model's input after its own scaling down
 MAX_SIDE = 2**15  # pixels of a page, which is otherwise a strip
 POINTS = 72  # of a PDF, per inch
 STDIN = "stdin"
+TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins, a large one, too
 
 _lock = Lock()  # PDFium is not for several threads, not even to close a document
 
@@ -62,7 +67,9 @@ class Document:
 
     num_pages: int
 
-    def render(self, page: int, dpi: int = DPI, *, detail: Detail | None = None) -> Image.Image:
+    def render(
+        self, page: int, dpi: int = DPI, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None
+    ) -> Image.Image:
         """Returns a page as an RGB picture, with `detail` no larger than what is kept of it needs. Raises DocumentError
         or ImageError for this page alone."""
         raise NotImplementedError
@@ -162,30 +169,34 @@ def _scale(width: float, height: float, name: str, *, dpi: int, max_pixels: int)
 
 
 class ImageDocument(Document):
-    def __init__(self, path: Path):
-        self.path, name = path, str(path)
-        with open_image(path, name) as image:
+    def __init__(self, source: Path | bytes, name: str | None = None):
+        """A file or its content; `name`: what errors call it."""
+        self._source, self.name = source, name or str(source)
+        with open_image(source, self.name) as image:
             is_tiff = image.format == "TIFF"
         # an animation is one picture, a TIFF of several frames a document
-        with damage(name), open_regular(path) as file:
+        with damage(self.name), io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
             self._offsets = check_tags(file, nested=True) if is_tiff else ()
         self.num_pages = len(self._offsets) if is_tiff else 1
         if self.num_pages > MAX_FRAMES:
-            raise ImageError(f"{name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
+            raise ImageError(f"{self.name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
 
-    def render(self, page: int, dpi: int = DPI, *, detail: Detail | None = None) -> Image.Image:
+    def render(
+        self, page: int, dpi: int = DPI, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None
+    ) -> Image.Image:
+        """Decodes a page of at most `max_pixels`."""
         if not page:
-            return load_sized(self.path, str(self.path), detail=detail, checked=True)
-        name = f"{self.path} page {page + 1}"
-        with open_image(self.path, name, checked=True) as image:
+            return load_sized(self._source, self.name, detail=detail, max_pixels=max_pixels, checked=True)
+        name = f"{self.name} page {page + 1}"
+        with open_image(self._source, name, checked=True) as image:
             with damage(name):
                 seek_frame(image, page, self._offsets)
-            return decoded(image, name)
+            return decoded(image, name, max_pixels)
 
 
 @dataclass(frozen=True)
 class DocumentPage:
-    """A page of a file, or of a PDF's content that came over stdin; it is rendered when its picture is asked for."""
+    """A page of a file, or of a content that came over stdin; it is rendered when its picture is asked for."""
 
     source: str | bytes
     page: int  # from 0
@@ -212,8 +223,7 @@ def is_pdf(source: str | bytes) -> bool:
 
 def document_pages(source: str | bytes, pages: str | None = None) -> list[DocumentPage]:
     """Returns the pages that a range names, or all. Raises what `open_document` and `parse_pages` raise."""
-    with _lock, closing(_opened(source)) as document:
-        count = document.num_pages
+    count = _num_pages(source)
     numbers = range(count) if pages is None else parse_pages(pages, count, _name(source))
     return [DocumentPage(source, page) for page in numbers]
 
@@ -223,12 +233,42 @@ def _name(source: str | bytes) -> str:
 
 
 def _opened(source: str | bytes) -> Document:
-    return PdfDocument(source, STDIN) if isinstance(source, bytes) else open_document(source)
+    return content_document(source, STDIN) if isinstance(source, bytes) else open_document(source)
+
+
+def content_document(content: bytes, name: str) -> Document:
+    """Opens what a file holds. Raises DocumentError and ImageError, which call it `name`."""
+    return PdfDocument(content, name) if is_pdf(content) else ImageDocument(content, name)
+
+
+def may_have_pages(content: bytes) -> bool:
+    """Says whether what a file holds is a PDF or a TIFF, for how it begins."""
+    return content.startswith(TIFF_SIGNATURES) or is_pdf(content)
+
+
+def has_pages(source: str | bytes) -> bool:
+    """Says whether a file that is there, or a content, is a PDF or a TIFF of several frames. Raises ImageError for a
+    damaged TIFF."""
+    return is_pdf(source) or (_beginning(source).startswith(TIFF_SIGNATURES) and _num_pages(source) > 1)
+
+
+def _num_pages(source: str | bytes) -> int:
+    with _lock, closing(_opened(source)) as document:
+        return document.num_pages
+
+
+def _beginning(source: str | bytes) -> bytes:
+    """Returns the first bytes of a content or of a file, where there is one."""
+    if isinstance(source, bytes):
+        return source[:4]
+    with contextlib.suppress(OSError, ValueError), open_regular(source) as file:
+        return file.read(4)
+    return b""
 
 
 def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[int]:
-    """Reads `1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or
-    outside."""
+    """Reads `1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice: those that a document of so many pages has.
+    DocumentError for what is no range, and where it has none of them."""
     numbers: dict[int, None] = {}
     for part in pages.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*)\s*)?", part)
@@ -237,13 +277,17 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
                 f"the page range {pages!r} is not understood; write 1-4,7 or 5- for all from the fifth."
             )
         first = int(match[1])
-        last = first if not match[2] else int(match[3]) if match[3] else num_pages
-        if not 1 <= first <= last <= num_pages:
-            raise DocumentError(
-                f"pages {part.strip()} were asked for, {name} has {counted(num_pages, 'page')}.", "page range"
-            )
-        numbers.update(dict.fromkeys(range(first - 1, last)))
+        last = first if not match[2] else int(match[3]) if match[3] else max(first, num_pages)
+        if not 1 <= first <= last:
+            raise _outside(part.strip(), num_pages, name)
+        numbers.update(dict.fromkeys(range(first - 1, min(last, num_pages))))
+    if not numbers:
+        raise _outside(pages, num_pages, name)
     return list(numbers)
+
+
+def _outside(pages: str, num_pages: int, name: str) -> DocumentError:
+    return DocumentError(f"pages {pages} were asked for, {name} has {counted(num_pages, 'page')}.", "page range")
 
 
 def supported_suffixes() -> str:

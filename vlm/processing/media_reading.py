@@ -12,7 +12,7 @@ from PIL import Image
 
 from vlm.errors import LimitError, VlmError
 from vlm.processing.call_queue import Lane
-from vlm.processing.documents import PdfDocument, is_pdf
+from vlm.processing.documents import Document, content_document, is_pdf, may_have_pages
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Detail, Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
@@ -35,12 +35,13 @@ class WarmUp:
 async def pixels(
     pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource, question: str | None = None
 ) -> list[list[ImagePixels]]:
-    """Reads images and PDFs -> of each its pages, with the question drawn on them where there is one.
+    """Reads images, PDFs and TIFFs -> of each its pages, with the question drawn on them where there is one.
 
     Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget that
     is spent.
     """
-    lane = Lane.DOCUMENTS if any(isinstance(each, bytes) and is_pdf(each) for each in files) else Lane.IMAGES
+    has_documents = any(isinstance(each, bytes) and may_have_pages(each) for each in files)
+    lane = Lane.DOCUMENTS if has_documents else Lane.IMAGES
     return await pool.run("the images", read_pixels, files, source, pool.config, question, lane=lane)
 
 
@@ -74,14 +75,18 @@ def _processed(source: ProcessorSource, question: str | None, page: Image.Image)
 
 
 def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:
-    pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and is_pdf(file) else None
-    if (1 if pdf is None else pdf.num_pages) > room:
+    document = _document(file) if isinstance(file, bytes) and may_have_pages(file) else None
+    if (1 if document is None else document.num_pages) > room:
         raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
-    if pdf is None:
+    if document is None:
         yield _picture(file, config.max_pixels, detail)
         return
-    for page in range(pdf.num_pages):
-        yield pdf.render(page, max_pixels=config.max_pixels, detail=detail)
+    for page in range(document.num_pages):
+        yield document.render(page, max_pixels=config.max_pixels, detail=detail)
+
+
+def _document(content: bytes) -> Document:
+    return content_document(content, "the PDF" if is_pdf(content) else "the image")
 
 
 def _picture(file: ImageFile, max_pixels: int, detail: Detail | None) -> Image.Image:

@@ -75,8 +75,6 @@ class Processor:
         family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        if prompt_tables is not None:
-            prompt_tables.check_width((encoder or config).embedding_size)
         files = files or ProcessorFiles.read(engine)
         tokenizer, image_processor = files.tokenizer, files.image_processor
         if image_processor is not None and not image_processor.fits():
@@ -101,7 +99,7 @@ class Processor:
             adapters=adapters,
             prompt_tables=prompt_tables,
         )
-        return cls(
+        processor = cls(
             family,
             config,
             encoder,
@@ -113,11 +111,19 @@ class Processor:
             generates=engine.generates,
             page_steps=page_steps(engine, tokenizer),
         )
+        if prompt_tables is not None:
+            prompt_tables.check_width(processor.prompt_width)
+        return processor
 
     @property
     def vocab_size(self) -> int:
         """Returns the size of the vocabulary that texts are read with."""
         return (self.encoder or self.config).vocab_size
+
+    @property
+    def prompt_width(self) -> int:
+        """Returns how many values a row of a prompt table has."""
+        return (self.encoder or self.config).embedding_size
 
     @property
     def supports_chat(self) -> bool:

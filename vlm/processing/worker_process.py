@@ -44,9 +44,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
-            raise InputError(f"media_seconds is {self.seconds:g}; it must be more than 0.")
+            raise InputError(f"media_seconds is {self.seconds:g}; it must be more than 0.", settings=("media_seconds",))
         if self.memory_mb < 1:
-            raise InputError(f"media_memory_mb is {self.memory_mb}; it must be at least 1.")
+            raise InputError(
+                f"media_memory_mb is {self.memory_mb}; it must be at least 1.", settings=("media_memory_mb",)
+            )
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _planes(image: Image.Image) -> Tensor:
     import numpy as np
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
+    return torch.from_numpy(np.array(np.asarray(image).transpose(2, 0, 1), order="C"))
 
 
 def _takes_planes(processor: Any, transform: Transform, probe: Image.Image, expected: Tensor) -> bool:

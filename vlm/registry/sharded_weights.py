@@ -30,7 +30,8 @@ def sharded_by_rank(
     if build.encoder_tp_size is not None and not {"encoder", "decoder"} <= roles.keys():
         raise ConfigError(
             f"encoder_tp_size is {build.encoder_tp_size}, which is for models of an encoder of texts and a decoder,"
-            f" this one's parts are {listed(sorted(roles))}; leave it out."
+            f" this one's parts are {listed(sorted(roles))}; leave it out.",
+            settings=("encoder_tp_size",),
         )
     contexts = {
         (role, part): part_context(role, part, build.mapping, quantization)

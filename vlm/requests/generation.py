@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm.errors import InputError, listed
-from vlm.options import converted, options_of
+from vlm.options import check_values, converted, options_of
 from vlm.requests.sampling_params import SamplingParams
 
 SAMPLED = {"temperature": 1.0, "top_k": 50}  # Hugging Face's own where a model samples and does not say
@@ -57,12 +57,18 @@ def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) ->
 
 
 def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
-    """Returns the fields that a generation_config.json sets, of a draw or others."""
-    settings = {name: generation[key] for name, key in model_keys(drawn).items() if generation.get(key) is not None}
+    """Returns the fields that a generation_config.json sets, of a draw or others. Raises InputError for what is not
+    allowed; of a draw it may be, where nothing is drawn."""
+    keys = model_keys(drawn)
+    settings = {name: generation[key] for name, key in keys.items() if generation.get(key) is not None}
     try:
-        return converted(SamplingParams, settings)
+        found = converted(SamplingParams, settings)
+        if not drawn:
+            check_values(SamplingParams, found)
     except InputError as error:
-        raise InputError(f"the model's own generation settings cannot be used: {error}") from None
+        reason = functools.reduce(lambda text, name: text.replace(name, keys[name]), error.settings, str(error))
+        raise InputError(f"the model's own generation settings cannot be used: {reason}") from None
+    return found
 
 
 def check_options(names: Any, others: tuple[str, ...] = ()) -> None:

@@ -18,25 +18,39 @@ def check(params: SamplingOptions) -> None:
 def _check_lengths(params: SamplingOptions) -> None:
     most = params.max_new_tokens
     if most is not None and params.min_new_tokens > most:
-        raise InputError(f"min_new_tokens {params.min_new_tokens} is more than max_new_tokens {most}; lower it.")
+        raise InputError(
+            f"min_new_tokens {params.min_new_tokens} is more than max_new_tokens {most}; lower it.",
+            settings=("min_new_tokens", "max_new_tokens"),
+        )
 
 
 def _check_beams(params: SamplingOptions) -> None:
     if params.num_beams > 1 and params.temperature > 0:
-        raise InputError("num_beams above 1 and a temperature exclude each other: beam search does not sample.")
+        raise InputError(
+            "num_beams above 1 and a temperature exclude each other: beam search does not sample.",
+            settings=("num_beams",),
+        )
     if params.num_return_sequences > params.num_beams and params.temperature == 0:
         raise InputError(
             f"num_return_sequences is {params.num_return_sequences}: give at least as many num_beams (now"
-            f" {params.num_beams}), or a temperature, to get different outputs."
+            f" {params.num_beams}), or a temperature, to get different outputs.",
+            settings=("num_return_sequences", "num_beams"),
         )
     if params.num_beams > 1 and params.stop:
         raise InputError(
-            "stop strings are for single sequences: set num_beams to 1, or give the stop words' tokens as"
-            " stop_words_ids, which end beams, too."
+            "stop strings are for single sequences: set num_beams to 1, or give tokens as stop_token_ids, which end"
+            " beams, too.",
+            settings=("stop", "num_beams", "stop_token_ids"),
         )
     if params.num_beams > 1 and params.top_logprobs:
-        raise InputError("top_logprobs are for single sequences: set num_beams to 1.")
+        raise InputError(
+            "top_logprobs are for single sequences: set num_beams to 1.", settings=("top_logprobs", "num_beams")
+        )
     if params.num_beams > 1 and (params.return_context_logits or params.return_generation_logits):
-        raise InputError("context and generation logits are those of single sequences: set num_beams to 1.")
+        raise InputError(
+            "context and generation logits are those of single sequences: set num_beams to 1.", settings=("num_beams",)
+        )
     if params.num_beams > 1 and params.loop_detection:
-        raise InputError("loop detection works on one sequence; switch it off for beam search.")
+        raise InputError(
+            "loop detection works on one sequence; switch it off for beam search.", settings=("loop_detection",)
+        )

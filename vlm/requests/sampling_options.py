@@ -43,11 +43,13 @@ class SamplingOptions:
         allowed=at_least(1), openai=Offer("max_tokens"), kserve=Offer("max_output_len"),
     )  # fmt: skip
     max_length: int | None = length(
-        None, "The same with the prompt's; --max-new-tokens comes before it.", model_key="max_length"
-    )
+        None, "The same with the prompt's; --max-new-tokens comes before it.", model_key="max_length",
+        allowed=at_least(1),
+    )  # fmt: skip
     default_max_new_tokens: int | None = length(
-        None, "A model's own limit: so many, or as many as the engine holds.", cli=False, model_key="max_new_tokens"
-    )
+        None, "A model's own limit: so many, or as many as the engine holds.", cli=False, model_key="max_new_tokens",
+        allowed=at_least(1),
+    )  # fmt: skip
     temperature: float = draw(
         0.0, "0 is greedy; above it tokens are drawn at random.", default=f"{MODELS}, or 0",
         allowed=Range(0, high_open=True, words="it must be 0 (greedy) or a positive number"),

@@ -30,23 +30,23 @@ class SamplingParams(SamplingOptions):
     @cached_property
     def forced_tokens(self) -> frozenset[int]:
         """Returns the tokens that an output may be made to begin or end with."""
-        last = self.forced_eos_token_id
-        ends = last if isinstance(last, tuple) else (last,)
-        return frozenset(token for token in (self.forced_bos_token_id, *ends) if token is not None)
+        return frozenset((*_given(self.forced_bos_token_id), *_given(self.forced_eos_token_id)))
 
     @cached_property
-    def known_tokens(self) -> tuple[int, ...]:
-        """Returns the tokens that are named and must be in the vocabulary. To suppress one that is not changes
-        nothing."""
-        words = (*self.bad_words_ids, *(word for word, _ in self.sequence_bias))
-        return (
-            *self.stop_token_ids,
-            *(token for word in words for token in word),
-            *(token for token, _ in self.logit_bias),
-            *self.allowed_token_ids,
-            *(() if self.top_p_reset_id is None else (self.top_p_reset_id,)),
-            *self.forced_tokens,
-        )
+    def known_tokens(self) -> dict[str, tuple[int, ...]]:
+        """Returns the tokens that must be in the vocabulary, by the settings that name them. To suppress one that is
+        not changes nothing."""
+        tokens = {
+            "stop_token_ids": self.stop_token_ids,
+            "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
+            "sequence_bias": tuple(token for word, _ in self.sequence_bias for token in word),
+            "logit_bias": tuple(token for token, _ in self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids,
+            "top_p_reset_id": _given(self.top_p_reset_id),
+            "forced_bos_token_id": _given(self.forced_bos_token_id),
+            "forced_eos_token_id": _given(self.forced_eos_token_id),
+        }
+        return {name: named for name, named in tokens.items() if named}
 
     @cached_property
     def returns_logits(self) -> bool:
@@ -77,6 +77,11 @@ class SamplingParams(SamplingOptions):
         return self.temperature > 0 and (
             self.typical_p < 1.0 or bool(self.epsilon_cutoff or self.eta_cutoff or self.top_h)
         )
+
+
+def _given(token: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Returns the tokens of a setting that names none, one or several."""
+    return token if isinstance(token, tuple) else () if token is None else (token,)
 
 
 class SharedSettings:

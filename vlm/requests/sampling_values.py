@@ -79,8 +79,9 @@ def to_seed(value: int) -> int:
 
 
 def draw_seed() -> int:
-    """Returns a seed for what names none. The system is asked once: each time would let other threads go first."""
-    return _seeds.getrandbits(56)
+    """Returns a seed for what names none, which clients read without loss that have floats alone (JavaScript, jq). The
+    system is asked once: each time would let other threads go first."""
+    return _seeds.getrandbits(52)
 
 
 # --- what is refused ---
@@ -112,7 +113,7 @@ def check_bad_words(words: tuple[str, ...]) -> None:
     """Raises InputError for words of which one is blank or too long."""
     _check_short(words)
     if not all(word.strip() for word in words):
-        raise InputError("a bad word is empty; leave it out.")
+        raise InputError("a bad word is blank; leave it out.")
 
 
 def check_bad_words_ids(words: tuple[tuple[int, ...], ...]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.errors import VlmError
 from vlm_app.cli.display.profiling import STAGES, Profile, tokens_of
 from vlm_app.cli.errors import print_error
-from vlm_app.text.job import output_fields
+from vlm_app.core.renamed import with_flags
+from vlm_app.text.job import output_fields, text_of_output
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Output, Pipeline
@@ -44,18 +45,18 @@ class Printer:
         results = self.pipeline.as_completed(inputs, on_error="yield", **self.sampling)
         for index, result in _in_order(results):
             if isinstance(result, VlmError):
-                self._fail(f"{places[index]}: {result}" if places else result)
+                self._fail(f"{places[index]}: {with_flags(result)}" if places else result)
                 continue
             self._keep(inputs[index], result)
             outputs = (result, *getattr(result, "alternatives", ()))
-            texts = [output.raw_text if self.raw else output.text for output in outputs]
+            texts = [text_of_output(self.pipeline, output, raw=self.raw) for output in outputs]
             print(as_json(inputs[index], result) if json_lines else "\n".join(texts), flush=True)
         self._report([output for _, output in self.results])
 
     def _keep(self, fields: dict[str, Any], output: Output) -> None:
         self.results.append((fields, output))
 
-    def _fail(self, error: object) -> None:
+    def _fail(self, error: str | VlmError) -> None:
         print_error(error)
         self.failures += 1
 

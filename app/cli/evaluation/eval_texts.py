@@ -15,7 +15,7 @@ from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.evaluation.scoring import Scoring
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options import texts as text_options
-from vlm_app.cli.options.common import Against, Model, ReferenceDType, check_reference
+from vlm_app.cli.options.common import MODEL_HELP, Against, ReferenceDType, check_reference
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.cli.options.idle import warn_of_idle
 from vlm_app.core.load_options import LoadOptions
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 HF_BATCH_SIZE = 8
 WARM_UP = 200  # pairs before speed is taken
+SHOWN = f"{text_options.DEFAULT_TEXT_MODEL}; with --task answer the packaged one that is asked"
 AS_IN_TRANSLATE = {"help": "As in vlm translate."}
 
 
@@ -42,7 +43,10 @@ def texts(
     data: Annotated[
         Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference; question, answer) file.")
     ],
-    model: Model = text_options.DEFAULT_TEXT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help=MODEL_HELP, show_default=SHOWN),
+    ] = None,
     scoring: Scoring,
     framing: text_options.Framing,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
@@ -87,7 +91,8 @@ def texts(
         options.check_base_alone("--compare-hf")
     text_options.check_output("--json", out, [data])
     pairs, errors = read_pairs(data, scoring.limit)
-    _check_task(scoring.task, pairs)
+    _check_task(scoring.task, pairs, framing)
+    model = _default_model(scoring.task) if model is None else model
     folder = _hf_folder(against or model) if compare_hf else None
     load = decoding.load if scoring.task == "answer" else text_options.load_text_model
     pipeline, sampling = load(model, options), sampling | options.adapter
@@ -100,10 +105,22 @@ def texts(
     _judge(result["vlm"]["scores"], scoring.thresholds)
 
 
-def _check_task(task: str, pairs: list[Pair]) -> None:
-    """Raises InputError for images that the task has no use for."""
+def _default_model(task: str) -> str:
+    """Returns what is scored where no model is named."""
+    name = decoding.packaged_chat_model() if task == "answer" else text_options.DEFAULT_TEXT_MODEL
+    if name is None:
+        raise InputError("--model is missing; name one that answers: --model llava-hf/llava-1.5-7b-hf.")
+    return name
+
+
+def _check_task(task: str, pairs: list[Pair], framing: text_options.Framing) -> None:
+    """Raises InputError for images that the task has no use for, and for summaries of which nobody says how they would
+    be translations."""
     if task != "answer" and (asking := [pair.place for pair in pairs if pair.images]):
         raise InputError(f"{asking[0]} asks about an image, and --task is {task}; give --task answer.")
+    told = (framing.src_lang, framing.tgt_lang, framing.prefix)
+    if task == "translate" and pairs[0].is_summary and all(each is None for each in told):
+        raise InputError(f"{pairs[0].place} has a summary, and --task is {task}; give --task summarize.")
 
 
 def _hf_folder(model: str) -> Path:

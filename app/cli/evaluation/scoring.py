@@ -33,8 +33,14 @@ class Scoring:
             raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(names)}.")
         for name, metric in THRESHOLDS.items():
             if self.thresholds[name] is not None and metric not in self.metrics:
-                why = f"--metric {' '.join(self.metrics)}" if self.metric else f"--task {self.task}"
-                raise InputError(f"--{name}-threshold does not go with {why}; add --metric {metric}.")
+                raise InputError(f"--{name}-threshold does not go with {self._why_not(metric)} add --metric {metric}.")
+
+    def _why_not(self, metric: str) -> str:
+        """Returns what leaves a metric out, and the task that has it where one is what says the metrics."""
+        if self.metric:
+            return f"--metric {' '.join(self.metric)};"
+        task = next(task for task, names in METRICS.items() if metric in names)
+        return f"--task {self.task}; give --task {task}, or"
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlm.errors import InputError
-from vlm_app.cli.errors import command
+from vlm.errors import InputError, VlmError
+from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import Model
 from vlm_app.cli.options.extras import ADAPTERS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, takes
 from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.renamed import with_flags
 from vlm_app.text.sources import from_arguments
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def encode(
 
     --out holds, for input number i, `i.last_hidden_state` [tokens, hidden], `i.token_ids` of a text, and on request
     `i.hidden_states.k` (embeddings first, the last one normalized) and `i.attentions.k` [heads, tokens, tokens].
-    Without it each input gives a line of JSON: its tokens and the mean of its last hidden states.
+    Without it each input gives a line of JSON: its tokens and the mean of its last hidden states. One that is empty or
+    too long is named and left out, and the exit code is 1.
 
     \b
     Examples:
@@ -61,43 +64,71 @@ def encode(
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
     extras = extras.among(options.adapters)
-    inputs = [{**options.adapter, **each} for each in extras.on_inputs(_inputs(text or [], image or []))]
+    inputs, places = _inputs(text or [], image or [])
+    inputs = [{**options.adapter, **each} for each in extras.on_inputs(inputs)]
     if image and any("lora" in each for each in inputs):
         raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
     pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
-        _print(pipeline, inputs, fields)
+        encoded = []
+        for number, encoding in _each(pipeline, inputs, places, fields):
+            _print(inputs[number], encoding)
+            encoded.append(number)
     else:
-        encodings = pipeline.encode(inputs, hidden_states=hidden_states, attentions=attentions, **fields)
-        _write(out, encodings)
+        encoded = _all(pipeline, inputs, places, {"hidden_states": hidden_states, "attentions": attentions, **fields})
+        _write(out, encoded)
         print(out)
+    if len(encoded) < len(inputs):
+        raise typer.Exit(PARTLY_FAILED)
 
 
-def _inputs(texts: list[str], images: list[str]) -> list[dict[str, Any]]:
+def _inputs(texts: list[str], images: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the inputs, and what each is called."""
     if bool(texts) == bool(images):
         raise InputError('give texts or images: vlm encode "A sentence.", or vlm encode --image page.png.')
     if images:
-        return [{"images": [name]} for name in images]
+        return [{"images": [name]} for name in images], images
     items = list(from_arguments(texts))
     if not items:
         raise InputError("stdin is empty; `vlm encode -` reads a text a line from it.")
     if failed := next((item for item in items if item.error), None):
         raise InputError(f"{failed.place}: {failed.error}.")
-    return [{"text": item.text} for item in items]
+    return [{"text": item.text} for item in items], [item.place for item in items]
 
 
-def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], fields: dict[str, Any]) -> None:
-    for source in inputs:
-        encoding = pipeline.encode(source, **fields)
-        states = encoding.last_hidden_state.float()
-        name = source.get("text") or source["images"][0]
-        print(json.dumps({"input": name, "rows": len(states), "mean": states.mean(0).tolist()}, ensure_ascii=False))
+def _each(
+    pipeline: Pipeline, inputs: list[dict[str, Any]], places: list[str], options: dict[str, Any]
+) -> Iterator[tuple[int, Encoding]]:
+    """Yields the number and the states of each input; says what is wrong with one of several and goes on."""
+    for number, source in enumerate(inputs):
+        try:
+            yield number, pipeline.encode(source, **options)
+        except VlmError as error:
+            if len(inputs) == 1:
+                raise
+            print_error(f"{places[number]}: {with_flags(error)}")
 
 
-def _write(out: Path, encodings: list[Encoding]) -> None:
+def _all(
+    pipeline: Pipeline, inputs: list[dict[str, Any]], places: list[str], options: dict[str, Any]
+) -> dict[int, Encoding]:
+    """Returns the states of inputs by their numbers, which were encoded together where nothing is wrong with any."""
+    try:
+        return dict(enumerate(pipeline.encode(inputs, **options)))
+    except VlmError:
+        return dict(_each(pipeline, inputs, places, options))
+
+
+def _print(source: dict[str, Any], encoding: Encoding) -> None:
+    states = encoding.last_hidden_state.float()
+    name = source.get("text") or source["images"][0]
+    print(json.dumps({"input": name, "rows": len(states), "mean": states.mean(0).tolist()}, ensure_ascii=False))
+
+
+def _write(out: Path, encodings: Mapping[int, Encoding]) -> None:
     arrays: dict[str, Any] = {
-        f"{i}.{name}": array for i, encoding in enumerate(encodings) for name, array in _arrays(encoding).items()
+        f"{i}.{name}": array for i, encoding in encodings.items() for name, array in _arrays(encoding).items()
     }
     try:
         if out.suffix == ".npz":

@@ -48,9 +48,10 @@ def generate(
     an empty argument is a prompt, which models go on with whose tokenizers begin it.
 
     A .jsonl file has "prompt" or "text" in each line, or a conversation in "messages", and for models that take them
-    "images", a list of paths. Messages may hold images between their texts: {"role": "user", "content": [{"type":
-    "image", "path": "a.png"}, {"type": "text", "text": "What is it?"}]}. "lora" and "task" name its adapter and its
-    task, of the model's own (with "question" beside it, where it answers one) or of --prompt-table.
+    "images" (paths, from the working folder or the file's own) or "image", with "question" for a prompt if it has none.
+    Messages may hold images between their texts: {"role": "user", "content": [{"type": "image", "path": "a.png"},
+    {"type": "text", "text": "What is it?"}]}. "lora" and "task" name its adapter and its task, of the model's own (with
+    "question" beside it, where it answers one) or of --prompt-table.
 
     \b
     Examples:
@@ -78,6 +79,7 @@ def generate(
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
     pipeline, sampling = decoding.load(name, options), sampling | options.adapter
+    extras.check_fit(pipeline)
     warn_of_idle(pipeline, sampling, options, as_json=as_json)
     decoding.check_chat_model(pipeline, "vlm generate")
     if chat:

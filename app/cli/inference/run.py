@@ -108,6 +108,7 @@ def run(
     extras = extras.among(options.adapters)
     sampling |= options.adapter
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
+    extras.check_fit(pipeline)
     if folder is not None:
         _check_requests(run_inputs, pipeline, folder)
     else:

@@ -174,11 +174,11 @@ def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> No
 
 
 def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
-    """Returns the source itself where it is a picture; of a PDF, and of any document with --pages, its pages."""
-    from vlm.processing.documents import document_pages, is_pdf
+    """Returns the source itself where it is a picture; of a document, and of anything with --pages, its pages."""
+    from vlm.processing.documents import document_pages, has_pages
 
-    has_pages = is_pdf(source) or (pages is not None and isinstance(source, str))
-    return [*document_pages(source, pages)] if has_pages else [source]
+    is_document = has_pages(source) or (pages is not None and isinstance(source, str))
+    return [*document_pages(source, pages)] if is_document else [source]
 
 
 def _bytes_of_stdin() -> bytes:

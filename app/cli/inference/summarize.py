@@ -55,6 +55,7 @@ def summarize(
         items = texts.items_of(text, files, whole=not by_line)
     items = extras.among(options.adapters).on_items(items)
     pipeline, sampling = texts.load_text_model(model, options), sampling | options.adapter
+    extras.check_fit(pipeline)
     warn_of_idle(pipeline, sampling, options, as_json=as_json)
     from vlm_app.text.tasks import summary
 

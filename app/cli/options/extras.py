@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
 from vlm.options import option
+from vlm.requests.adapters import adapter_id
 from vlm_app.cli.options.groups import Group
 from vlm_app.cli.options.per_input import BASE, PerInput, numbers_of
 from vlm_app.cli.options.soft_prompts import SoftPrompts, TableOptions, read_tables
 
 if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
     from vlm_app.text.sources import Item
 
 
@@ -42,7 +44,11 @@ class Extras:
 
     def among(self, names: Sequence[str]) -> Extras:
         """Returns them where adapters of these names are loaded: of several, --lora-task-uids or a line of JSON says
-        which one an input has. Raises InputError where neither may."""
+        which one an input has. Raises InputError where neither may, and for a number that none has."""
+        loaded = {name: number for number, name in enumerate(names)}
+        for number in self.adapters.values:
+            if number is not None:
+                adapter_id(number, loaded)
         if len(names) < 2 or self.adapters.values != (None,):
             return self
         numbers = listed((f"{number} is {name}" for number, name in enumerate(names)), 4)
@@ -53,6 +59,12 @@ class Extras:
         if not self.in_lines:
             raise InputError(undecided)
         return replace(self, adapters=replace(self.adapters, values=(), undecided=undecided))
+
+    def check_fit(self, pipeline: Pipeline) -> None:
+        """Raises InputError for tuned prompts of a model of another width; one that takes none says so itself."""
+        tables = None if self.tables is None else self.tables.tables
+        if tables is not None and (pipeline.capabilities.takes_prompt or pipeline.capabilities.takes_text):
+            tables.check_width(pipeline.processor.prompt_width)
 
     def alone(self) -> dict[str, Any]:
         """Returns those of a single input."""

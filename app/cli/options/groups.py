@@ -18,7 +18,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.several import with_each_flag
-from vlm_app.core import load_options
+from vlm_app.core import load_options, renamed
 from vlm_app.core.backend_names import described_backends, described_quantizations
 from vlm_app.core.load_options import AdapterFolders, LoadOptions
 
@@ -110,8 +110,10 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         own = inspect.signature(verb, eval_str=True)
         parts = ((groups[p.name].parameters() if p.name in groups else [p]) for p in own.parameters.values())
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
+        flags = {name: option.flag(name) for group in groups.values() for name, option in group.options.items()}
 
         def call(**values: Any) -> Any:
+            renamed.flags.set(flags)
             arguments = {name: group.read(values) for name, group in groups.items()}
             group_options = {name for group in groups.values() for name in group.options}
             return verb(**{name: value for name, value in values.items() if name not in group_options}, **arguments)

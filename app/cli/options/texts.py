@@ -169,11 +169,15 @@ def run_job(
 
 
 def _of_model(items: Iterable[Item], capabilities: Capabilities) -> Iterator[Item]:
-    """Yields the items without what lines of data sets may say and the model is never told: a task, a question."""
+    """Yields the items without what lines of data sets may say and the model is never told: a task, a question. One
+    that has no other words is what a model without tasks is asked."""
     told = {"task": capabilities.tasks, "question": capabilities.takes_question or capabilities.asking_tasks}
     others = {name for name, takes in told.items() if not takes}
     for item in items:
-        yield replace(item, fields={name: value for name, value in item.fields.items() if name not in others})
+        question = item.fields.get("question") if "question" in others else None
+        text = question if isinstance(question, str) and not item.text else item.text
+        fields = {name: value for name, value in item.fields.items() if name not in others}
+        yield replace(item, text=text, fields=fields)
 
 
 def _rate(report: Report, before: str = "") -> str:

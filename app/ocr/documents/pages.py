@@ -115,7 +115,7 @@ def _first_open(pending: list[tuple[Work, Future[Pages]]]) -> tuple[Work, Future
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:
-    """Returns the indices of the pages asked for; DocumentError where the document has none such."""
+    """Returns the indices of the pages asked for that the document has; DocumentError where these are none."""
     from vlm.processing.documents import parse_pages
 
     return tuple(parse_pages(pages, num_pages) if pages else range(num_pages))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vlm.errors import counted
 from vlm_app.core.names import as_text
 from vlm_app.ocr.estimates.bootstrap import LEVEL, Value
 from vlm_app.ocr.estimates.estimate import Estimate
@@ -68,7 +69,7 @@ class EstimateReport:
     def lines(self) -> Iterator[str]:
         """Yields what people read."""
         estimate, price = self.estimate, self.gpu_price
-        yield f"pages: {_counted(estimate.pages)} in {self.census.num_documents:,} documents{self._unopened()}"
+        yield f"pages: {_counted(estimate.pages)} in {counted(self.census.num_documents, 'document')}{self._unopened()}"
         yield f"time: {_lasting(estimate.seconds)}, {_ranged(estimate.pages_per_second, '{:,.2f}')} pages/s"
         if estimate.cost and estimate.cost_per_million_pages:
             yield f"cost: {_ranged(estimate.cost, '{:,.2f}')} at {price:g} an hour a device"
@@ -77,7 +78,7 @@ class EstimateReport:
         yield f"bad pages: {_ranged(estimate.error_rate, '{:.2%}')}"
         if estimate.binding:
             yield f"what bounds it: {estimate.binding.reason}"
-        read = f"{len(self.sample.pages):,} pages of {self.num_sampled_documents:,} documents"
+        read = f"{counted(len(self.sample.pages), 'page')} of {counted(self.num_sampled_documents, 'document')}"
         yield f"read for this: {read}; in brackets: {LEVEL:.0%} intervals"
 
     def _unopened(self) -> str:

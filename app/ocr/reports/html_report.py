@@ -26,7 +26,7 @@ TEMPLATE = """<!doctype html>
   svg text { font-size: 11px; fill: currentColor }
 </style>
 <h1>{{ report.pages.read | counted("page") }}, {{ "%.2f" | format(report.pages_per_second) }} a second</h1>
-<p>{{ report.documents.written }} of {{ report.documents.found | counted("document") }} written,
+<p>{{ "{:,}".format(report.documents.written) }} of {{ report.documents.found | counted("document") }} written,
 {{ report.tokens | counted("token") }} in {{ report.seconds | lasting }}
 {%- if report.cost_per_million_pages is not none %}; a million pages cost
 {{ "{:,.2f}".format(report.cost_per_million_pages) }} at {{ report.gpu_price }} an hour a device{% endif %}.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Any
 
 from vlm.errors import InputError
 
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _BLANKS = b" \t\r\n"  # base64 of mails and of command lines has lines
 # what browsers escape of base64; a general decoder makes a list of millions of parts
 _ESCAPES = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%0A": b"", b"%0D": b"", b"%20": b""}
@@ -24,8 +26,12 @@ def decode_data_uri(uri: Any) -> bytes:
 
     As clients write it: any case, parameters, percent-encoding, line breaks, base64's URL-safe letters, no padding.
     """
-    if not isinstance(uri, str) or not is_data_uri(uri):
-        raise InputError("images are not fetched from addresses; send them as data:image/png;base64,… instead.")
+    if not isinstance(uri, str):
+        raise InputError("an image's or file's address is no string; send data:image/png;base64,….")
+    if not is_data_uri(uri):
+        if _SCHEME.match(uri):
+            raise InputError("images are not fetched from addresses; send them as data:image/png;base64,… instead.")
+        raise InputError("an image or file is no data URI; put data:image/png;base64, (or its type) before its base64.")
     head, comma, content = uri.partition(",")
     if not comma or not head.lower().rstrip().endswith(";base64"):
         raise InputError("an image is no base64 data URI; send data:image/png;base64,….")

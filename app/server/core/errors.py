@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from vlm.errors import AdapterNotFoundError, EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
 from vlm_app.core.names import one_line
+from vlm_app.server.core.setting_names import for_clients, param_of
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # what clients tell errors apart by; OpenAI's other errors have none
@@ -21,7 +23,7 @@ _ERROR_CODES = {ModelNotFoundError: "model_not_found", LengthError: "context_len
 # what a client can do, where the sentence for the command line says what its user can
 _ADVICE = {
     AdapterNotFoundError: "GET /v1/models lists the adapters, and POST /v1/load_lora_adapter loads one where the server"
-    " was started with --model-control",
+    " of one model was started with --model-control",
 }
 UNROUTED = (
     "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
@@ -29,6 +31,7 @@ UNROUTED = (
 )
 # OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
 TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
+_KIND = re.compile(r"\[key\]|[a-z]+(-[a-z]+)+|[a-z-]+\[.*\]")  # pydantic's, of a value: no place in a request
 MAX_NAME = 100  # characters of a field or a path
 
 
@@ -67,25 +70,27 @@ def status_of(error: Exception) -> int:
     return statuses[0] if statuses else 400 if isinstance(error, VlmError | RequestValidationError) else 500
 
 
-def sentence(error: Exception) -> str:
-    """Returns one line, of bounded length whatever the client has sent."""
+def sentence(error: Exception, path: str) -> str:
+    """Returns one line, of bounded length whatever the client has sent. `path`: of the route, whose protocol has names
+    of its own for settings."""
     if isinstance(error, RequestValidationError):
         text = _first(error.errors()[0])
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
-        text = _for_clients(error) if isinstance(error, VlmError) else "the server failed; its log says where."
+        text = _with_advice(error, path) if isinstance(error, VlmError) else "the server failed; its log says where."
     return one_line(text)
 
 
-def _for_clients(error: VlmError) -> str:
-    message = getattr(error, "for_clients", str(error))
+def _with_advice(error: VlmError, path: str) -> str:
+    message = for_clients(error, path)
     advice = next((words for kind, words in _ADVICE.items() if isinstance(error, kind)), None)
     return f"{message.removesuffix('.')}; {advice}." if advice else message
 
 
 def _first(error: dict[str, Any]) -> str:
-    place = ".".join(str(part) for part in error["loc"][1:])
+    parts = [str(part) for part in error["loc"][1:]]
+    place = ".".join(parts[:1] + [part for part in parts[1:] if not _KIND.fullmatch(part)])
     reason = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
     return f"{reason}." if error["type"] in ("value_error", "refused") or not place else f"{place}: {reason}."
 
@@ -93,17 +98,17 @@ def _first(error: dict[str, Any]) -> str:
 def body(error: Exception, path: str) -> dict[str, Any]:
     """Returns an error in OpenAI's shape, or KServe's."""
     if path.startswith("/v2"):
-        return {"error": sentence(error)}
+        return {"error": sentence(error, path)}
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": _said(error, path), "type": kind, "param": _param(error), "code": _code(error)}}
+    return {"error": {"message": _said(error, path), "type": kind, "param": _param(error, path), "code": _code(error)}}
 
 
 def _said(error: Exception, path: str) -> str:
     """Returns the sentence as OpenAI's clients look for it."""
     if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
         return UNROUTED.format(one_line(path, MAX_NAME))
-    return f"{TOO_LONG}{sentence(error)}" if isinstance(error, LengthError) else sentence(error)
+    return f"{TOO_LONG if isinstance(error, LengthError) else ''}{sentence(error, path)}"
 
 
 def _code(error: Exception) -> str | None:
@@ -112,12 +117,12 @@ def _code(error: Exception) -> str | None:
     return codes[0] if codes else _CODES.get(status_of(error))
 
 
-def _param(error: Exception) -> str | None:
+def _param(error: Exception, path: str) -> str | None:
     """Returns the field that is wrong."""
     if isinstance(error, ModelNotFoundError):
         return "model"
     if not isinstance(error, RequestValidationError):
-        return None
+        return param_of(error, path)
     first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
     name = first.get("ctx", {}).get("param", place)

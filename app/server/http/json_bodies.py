@@ -28,8 +28,14 @@ def parse_json(body: bytes) -> Any:
         )
     try:
         return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the request is no JSON: {type(error).__name__}.") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"the request is no JSON: {error.msg}, at character {error.pos + 1}.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"the request is not UTF-8 (byte {error.start + 1} of it); encode its JSON so.") from None
+    except RecursionError:
+        raise InputError("the request's lists and objects lie too deep in each other; send flatter ones.") from None
+    except ValueError:
+        raise InputError("a number of the request has too many digits; send shorter ones.") from None
 
 
 async def parse_body(body: bytes) -> Any:

@@ -6,11 +6,13 @@ import typing
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS, MAX_STOPS
 from vlm.options import Offer, Option, options_of, without_none
 from vlm.ranges import Choice, Range
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.server.core.setting_names import in_openai
 
 Int32 = Annotated[int, Field(ge=0, lt=2**31)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # true is none
@@ -18,28 +20,35 @@ Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def _few_biases(value: Any) -> Any:
-    """Refuses too many biases at once: each wrong one would be an error of its own."""
-    if isinstance(value, dict) and len(value) > MAX_STOP_IDS:
-        raise ValueError(f"logit_bias has {len(value):,} entries; give at most {MAX_STOP_IDS}.")
-    return value
+def _few(field: str, what: str, most: int) -> BeforeValidator:
+    """Refuses too many of them at once: each wrong one would be an error of its own, or all would be none of another
+    form."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict | list) and len(value) > most:
+            raise ValueError(f"{field} has {len(value):,} {what}; give at most {most}.")
+        return value
+
+    return BeforeValidator(check)
 
 
 # what JSON has in place of a setting's type
 TYPES: dict[Any, Any] = {
     tuple[int, ...]: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
     tuple[str, ...]: Annotated[list[Word], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
-    tuple[tuple[int, float], ...]: Annotated[dict[Int32, Bias], BeforeValidator(_few_biases)],
+    tuple[tuple[int, float], ...]: Annotated[dict[Int32, Bias], _few("logit_bias", "entries", MAX_STOP_IDS)],
 }
-STOP = Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(max_length=16)]  # as OpenAI has it
+# as OpenAI has it
+STOPS = Annotated[list[str], Field(max_length=MAX_STOPS)]
+STOP = Annotated[Annotated[str, Field(min_length=1)] | STOPS, _few("stop", "strings", MAX_STOPS)]
 
 
 def offered(completions: bool) -> dict[str, tuple[str, Offer]]:
     """Returns (name in the body, how it is offered) of each setting that a route takes, /v1/completions or
     /v1/chat/completions."""
-    offers = {name: own.openai for name, own in options_of(SamplingParams).items() if own.openai is not None}
-    name_in_body = lambda name, offer: (completions and offer.completions) or offer.name or name  # noqa: E731
-    return {name: (name_in_body(name, offer), offer) for name, offer in offers.items()}
+    names = in_openai(completions)
+    offers = ((name, own.openai) for name, own in options_of(SamplingParams).items())
+    return {name: (names[name], offer) for name, offer in offers if offer is not None}
 
 
 def body_fields(completions: bool) -> dict[str, Any]:
@@ -66,7 +75,17 @@ def _annotation(name: str, hint: Any, option: Option) -> Any:
     if kind in TYPES:
         return TYPES[kind]
     limits = option.openai.allowed if option.openai and option.openai.allowed else option.allowed
-    return Annotated[kind, Field(**_bounds(limits))] if isinstance(limits, Range) else kind
+    if not isinstance(limits, Range):
+        return kind
+    bounds: dict[str, Any] = _bounds(limits) | ({"allow_inf_nan": False} if kind is float else {})
+    return Annotated[kind, Field(**bounds), BeforeValidator(_no_truth)]
+
+
+def _no_truth(value: Any) -> Any:
+    """Refuses true and false, which would be 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("truth", "Input should be a number, not true or false")
+    return value
 
 
 def _choice(values: tuple[Any, ...]) -> Any:

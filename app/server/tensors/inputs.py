@@ -28,6 +28,8 @@ Row = dict[str, Any]  # one request's part of each tensor: an array, or the one 
 def read_batch(processor: Processor, inputs: dict[str, np.ndarray]) -> list[GenerationInput]:
     """Requests of tensors (`input_ids`, `pixel_values`), or of texts and images. InputError with one sentence."""
     inputs = without_neutral(inputs)
+    if {"input_ids", "text_input"} <= inputs.keys():
+        raise InputError("input_ids and text_input are two forms of one input; give one of the two.")
     if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
         size, tensors = check_tensors(inputs, IDS_IN)
     elif {"text_input", "image"} & inputs.keys():

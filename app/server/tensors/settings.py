@@ -11,6 +11,7 @@ import numpy as np
 from vlm.options import Offer, Option, options_of, without_none
 from vlm.ranges import Range
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.server.core.setting_names import in_kserve
 
 ADAPTER = "lora_task_uids"
 # no settings of SamplingParams
@@ -19,8 +20,9 @@ OTHERS = {"is_return_log_probs": "BOOL", "start_id": "UINT32", "end_id": "UINT32
 
 def offered() -> dict[str, tuple[str, Offer]]:
     """Returns (the field, how it is offered) of each setting that the protocol has, by its names."""
-    offers = {name: own.kserve for name, own in options_of(SamplingParams).items() if own.kserve is not None}
-    return {offer.name or name: (name, offer) for name, offer in offers.items()}
+    names = in_kserve()
+    offers = ((name, own.kserve) for name, own in options_of(SamplingParams).items())
+    return {names[name]: (name, offer) for name, offer in offers if offer is not None}
 
 
 def datatypes() -> dict[str, str]:

@@ -128,7 +128,8 @@ def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
         raise LimitError(f"input {spec.name} has shape {list(array.shape)}; its last size may be {most:,} at most.")
     fits = array.ndim == 1 + len(spec.shape) and (spec.shape[0] != 2 or array.shape[1] == 2)
     if not fits:
-        raise InputError(f"input {spec.name} has shape {list(array.shape)}; give {[batch, *spec.shape]}.")
+        sizes = ", ".join("n" if size < 0 else str(size) for size in spec.shape)
+        raise InputError(f"input {spec.name} has shape {list(array.shape)}; give [batch, {sizes}], a row a request.")
     return array
 
 

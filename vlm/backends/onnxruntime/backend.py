@@ -72,7 +72,9 @@ class OnnxRuntimeBackend(Backend):
         import torch
 
         if name not in ("auto", "cpu"):
-            raise InputError(f"device is {name}; an onnxruntime engine runs on cpu, build for torch instead.")
+            raise InputError(
+                f"device is {name}; an onnxruntime engine runs on cpu, build for torch instead.", settings=("device",)
+            )
         return torch.device("cpu")
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, Network]:

@@ -24,10 +24,13 @@ ROUGH = 0.2  # where what weights meet is rounded: tells a wrong graph from a ro
 SIZES = ({"batch": 2, "span": 5}, {"batch": 1, "span": 1, "rows": 1}, {"batch": 3, "span": 1})
 
 
-def check(name: str, network: nn.Module, io: GraphIO, path: Path, rough: bool = False) -> None:
+def check(
+    name: str, network: nn.Module, io: GraphIO, path: Path, rough: bool = False, *, whole_numbers: bool = False
+) -> None:
     """Raises EngineError with every reason why the graph at `path` cannot be trusted. `rough`: it rounds what its
-    weights meet."""
-    errors = structure(path, name) + numbers(name, network, io, path, ROUGH if rough else None)
+    weights meet; `whole_numbers`: see GraphForm."""
+    tolerance = ROUGH if rough else None
+    errors = structure(path, name) + numbers(name, network, io, path, tolerance, whole_numbers=whole_numbers)
     if errors:
         raise EngineError(
             f"the exported {name} graph is not what the model computes: {listed(errors)}; please report it."
@@ -58,26 +61,33 @@ def _errors(node: Any, updates: set[str]) -> list[str]:
     return errors
 
 
-def numbers(name: str, network: nn.Module, io: GraphIO, path: Path, tolerance: float | None = None) -> list[str]:
+def numbers(
+    name: str,
+    network: nn.Module,
+    io: GraphIO,
+    path: Path,
+    tolerance: float | None = None,
+    *,
+    whole_numbers: bool = False,
+) -> list[str]:
     """Names outputs that differ from the network's on random inputs of several sizes; of bfloat16 in float32.
     `tolerance` None: the type's."""
     dtype = next(port.dtype for port in io.inputs if port.dtype.is_floating_point)
     if dtype != torch.bfloat16:
-        return _numbers(name, network, io, path, tolerance or TOLERANCE[dtype])
+        return _numbers(name, network, OnnxGraph(path, io, whole_numbers=whole_numbers), tolerance or TOLERANCE[dtype])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         bf16_to_fp32(path, fp32_file := Path(folder) / path.name)
-        return _numbers(
-            name, copy.deepcopy(network).float(), io.to(torch.float32), fp32_file, tolerance or TOLERANCE[dtype]
-        )
+        graph = OnnxGraph(fp32_file, io.to(torch.float32), whole_numbers=whole_numbers)
+        return _numbers(name, copy.deepcopy(network).float(), graph, tolerance or TOLERANCE[dtype])
 
 
 @torch.inference_mode()
-def _numbers(name: str, network: nn.Module, io: GraphIO, path: Path, tolerance: float) -> list[str]:
-    graph, module, errors = OnnxGraph(path, io), GRAPHS[name](network), []
+def _numbers(name: str, network: nn.Module, graph: OnnxGraph, tolerance: float) -> list[str]:
+    module, errors = GRAPHS[name](network), []
     for sizes in SIZES:
-        inputs = examples(io, **sizes)
+        inputs = examples(graph.io, **sizes)
         reference = {output: tensor.clone() for output, tensor in module(inputs).items()}
-        actual = graph.bind(inputs, {output: inputs[source] for output, source in io.in_place.items()})()
+        actual = graph.bind(inputs, {output: inputs[source] for output, source in graph.io.in_place.items()})()
         errors += [
             f"{output} differs by {error:.2g} of its largest value at {sizes}"
             for output in reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def write_graphs(job: BuildJob, folder: Path, form: GraphForm) -> list[Path]:
         say("Exporting the graphs", number, len(graphs))
         network, file = _network(job, role_of(name), form), folder / name / FILE
         export(name, network, io, file, form)
-        check(name, network, io, file, rough=rough)
+        check(name, network, io, file, rough=rough, whole_numbers=form.whole_numbers)
     say("Exporting the graphs", len(graphs), len(graphs))
     return [path for name in graphs for path in sorted((folder / name).iterdir())]
 
@@ -60,8 +61,9 @@ def _network(job: BuildJob, role: str, form: GraphForm) -> nn.Module:
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, Network]:
     """Loads every graph, by its name, with the configuration of its role."""
     configs, dtype = catalogs.configs_of(engine), getattr(torch, engine.build.dtype)
+    opened = partial(OnnxGraph, threads=runtime.threads, whole_numbers=True)
     return {
-        name: Network(configs[role_of(name)], OnnxGraph(engine.path / name / FILE, io, runtime.threads))
+        name: Network(configs[role_of(name)], opened(engine.path / name / FILE, io))
         for name, io in graphs_of(configs, engine.limits, dtype, caches_grow=True).items()
         if role_of(name) in engine.loaded_roles
     }

@@ -91,5 +91,6 @@ FORM = GraphForm(
     caches_grow=True,
     lower=lambda model, graph: lower(model, many_rows=graph != "decoder"),
     rounding=("int8", "int4", "int4-asymmetric", "w8a8"),
+    whole_numbers=True,
     small_heads=True,
 )

@@ -18,6 +18,9 @@ from vlm.errors import EngineError, listed
 TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
 # products with DequantizeLinear's results are computed as they are written: their fusions round, and some are invalid
 AS_WRITTEN = ["QDQSelectorActionTransformer"]
+# processors without VNNI add products of 8 bits up in 16, which overflow; there weights are read as other numbers with
+# this, which DequantizeLinear per channel does not survive
+EXACT_SUMS = ("session.x64quantprecision", "1")
 
 
 def require(*packages: str) -> None:
@@ -27,12 +30,12 @@ def require(*packages: str) -> None:
 
 
 class OnnxGraph:
-    """An exported graph, ready to run. `threads` None: as many as torch takes.
+    """An exported graph, ready to run. `threads` None: as many as torch takes; `whole_numbers`: see GraphForm.
 
     Raises EngineError for a file that ONNX Runtime cannot read, and where it is not installed.
     """
 
-    def __init__(self, path: Path, io: GraphIO, threads: int | None = None):
+    def __init__(self, path: Path, io: GraphIO, threads: int | None = None, *, whole_numbers: bool = False):
         require("onnxruntime")
         import onnxruntime
 
@@ -42,6 +45,8 @@ class OnnxGraph:
         options.log_severity_level = 4  # its errors come as exceptions
         # threads that spin while they wait hold up whoever has work: beside other load that was 2 to 6 times slower
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if whole_numbers:
+            options.add_session_config_entry(*EXACT_SUMS)
         try:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=AS_WRITTEN

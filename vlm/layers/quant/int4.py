@@ -31,8 +31,8 @@ class Int4(QuantizedMethod):
     def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
         if in_features % self.group_size or in_features % 4:
             raise ConfigError(
-                f"groups of {self.group_size} weights do not divide {in_features} inputs; build with group_size"
-                f" {self._largest_divisor(in_features)}, or name such layers in ignore."
+                f"groups of {self.group_size} weights do not divide {in_features} inputs; give --group-size"
+                f" {self._largest_divisor(in_features)}, or name such layers with --ignore."
             )
         out, groups = sum(part_sizes.values()), in_features // self.group_size
         specs = {

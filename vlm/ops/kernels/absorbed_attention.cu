@@ -12,6 +12,11 @@
 
 #include "vectors.cuh"
 #include "barriers.cuh"
+#include "clusters.cuh"
+
+constexpr bool IN_BFLOAT16 = X_TYPE == BFLOAT16;
+
+#include "mma.cuh"
 
 constexpr int WARPS = 8, LANES = 32;
 constexpr int CONSUMERS = LANES * WARPS, THREADS = CONSUMERS + LANES;
@@ -30,17 +35,8 @@ constexpr int BARRIERS = TOTALS + 8 * ROWS;
 constexpr float LOWEST = -1e30f;
 static_assert(COLUMNS % 32 == 0 && HEADS <= ROWS && ROWS * SUMS <= PARTS, "");
 
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // Waits for the warps that multiply.
-__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
-
-__device__ __forceinline__ void copy_row(u32 to, const void* from, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "n"(ROW), "r"(barrier) : "memory");
-}
+__device__ __forceinline__ void consumers_sync() { warps_meet<1, CONSUMERS>(); }
 
 template <bool TURNED> __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 at) {
     if (TURNED)
@@ -51,26 +47,12 @@ template <bool TURNED> __device__ __forceinline__ void load_matrices(u32 (&to)[4
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
 }
 
-// Adds the product of 16 rows of 16 inputs with 8 columns.
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 first, u32 second) {
-#define PRODUCT(TYPE)                                                                                      \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3},"           \
-                 " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                          \
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(first), "r"(second))
-    if (X_TYPE == BFLOAT16) PRODUCT("bf16");
-    else PRODUCT("f16");
-#undef PRODUCT
+    multiply_add(c, a[0], a[1], a[2], a[3], first, second);
 }
 
 __device__ __forceinline__ void store_two(u32 to, float first, float second) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
-}
-
-__device__ __forceinline__ u32 address_in(u32 address, int program) {
-    u32 r;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(program));
-    return r;
 }
 
 __device__ __forceinline__ void load_four(float (&to)[4], u32 at) {
@@ -79,14 +61,7 @@ __device__ __forceinline__ void load_four(float (&to)[4], u32 at) {
 }
 
 // The largest, or the sum, of what the lanes of a head have.
-template <bool MAX> __device__ __forceinline__ float of_head(float value) {
-#pragma unroll
-    for (int lanes = 1; lanes < TILE; lanes *= 2) {
-        const float other = __shfl_xor_sync(~0u, value, lanes);
-        value = MAX ? fmaxf(value, other) : value + other;
-    }
-    return value;
-}
+template <bool MAX> __device__ __forceinline__ float of_head(float value) { return of_row<MAX, TILE>(value); }
 
 // What a warp knows: of its columns all heads' queries and sums, and of two heads how scores become weights.
 struct Warp {
@@ -207,14 +182,14 @@ __device__ __forceinline__ void merge(u32 memory, unsigned short* out, int split
         float most[SPLITS], total[SPLITS], highest = LOWEST, all = 0.0f, y[8] = {};
 #pragma unroll
         for (int s = 0; s < SPLITS; s++) {
-            const u32 at = address_in(memory + TOTALS + 8 * head, s);
+            const u32 at = address_in(s, memory + TOTALS + 8 * head);
             asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(most[s]), "=f"(total[s]) : "r"(at) : "memory");
             highest = fmaxf(highest, most[s]);
         }
 #pragma unroll
         for (int s = 0; s < SPLITS; s++) {
             const float weight = exp2_of(most[s] - highest);
-            const u32 at = address_in(memory + head * SUMS + 4 * column, s);
+            const u32 at = address_in(s, memory + head * SUMS + 4 * column);
             float first[4], second[4];
             load_four(first, at), load_four(second, at + 16);
             all += weight * total[s];
@@ -233,12 +208,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
     unsigned short* out, float scale, int table_stride) {
     extern __shared__ __align__(128) char shared[];
     const u32 memory = shared_address(shared), full = memory + BARRIERS, empty = full + 8 * STAGES;
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_begin();
     const int split = blockIdx.x, row = blockIdx.y, length = lengths[row];
     const int* table = tables + (i64)slots[row] * table_stride;
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, WARPS);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    show_barriers();
     __syncthreads();
 
     const int share = (length + SPLITS - 1) / SPLITS;
@@ -254,8 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
             if (lane == 0) barrier_expect(full + 8 * stage, TILE * ROW);
             __syncwarp();
             if (lane >= TILE) continue;
-            copy_row(memory + stage * STAGE + lane * PITCH, blocks + ((i64)block * BLOCK + n % BLOCK) * WIDTH,
-                     full + 8 * stage);
+            copy(memory + stage * STAGE + lane * PITCH, blocks + ((i64)block * BLOCK + n % BLOCK) * WIDTH, ROW,
+                 full + 8 * stage);
             n = row_of(tile + 1), block = table[n / BLOCK];
         }
     } else {
@@ -278,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
         else warp.finish(out + (i64)row * HEADS * WIDTH);
     }
     if (SPLITS == 1) return;
-    cluster_sync();
+    cluster_meets();
     merge(memory, out + (i64)row * HEADS * WIDTH, split);
-    cluster_sync();  // nobody ends while others read what it found
+    cluster_meets();  // nobody ends while others read what it found
 }

@@ -12,11 +12,18 @@
 // HALF, BLOCK, CLUSTER, WARPS, STAGES, UNROLL, NEW, BIAS, CAP, REACH, LARGEST.
 
 #include "vectors.cuh"
+#include "barriers.cuh"
+#include "clusters.cuh"
 #include "attention.cuh"
 
 constexpr int TOKENS = UNROLL * AT_ONCE;               // of a stage
 constexpr int EXTRAS = (IN_8_BITS ? 2 : 0) + BIAS;     // numbers beside keys and values: two scales, a bias
 constexpr int VECTORS = WARPS * STAGES * UNROLL * 32;  // that all threads have room for, of keys, and of values
+
+// Writes a number where the first program of the cluster has this address.
+__device__ __forceinline__ void store_in_first(u32 to, float value) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(0, to)), "f"(value) : "memory");
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) attend(
     const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
@@ -26,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     extern __shared__ __align__(16) char memory[];
     float* found = (float*)(memory + VECTORS * (32 + 4 * EXTRAS));  // [WARPS, DIM], and a maximum and a sum of each
     float* gathered = found + WARPS * (DIM + 2);                    // [CLUSTER, DIM + 2]: of the programs
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_begin();
     cluster_arrive();  // nobody writes to a program that has not begun
 
     const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, kv_head = head / GROUP;
@@ -76,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
 #pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) request(stage);
     const int new_block = NEW ? table[cached / BLOCK] : 0;
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_inputs();
 
     angles += (i64)row * 2 * HALF;
     float x[VALUES] = {}, sums[VALUES] = {}, most = LOWEST, total = 0.0f;
@@ -108,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
 
 #pragma unroll 1
     for (int stage = 0; first < end; first += WARPS * TOKENS) {
-        first_stage_is_there();
+        wait_for_stages<STAGES - 1>();
         Vector k[UNROLL], v[UNROLL];
         float scores[UNROLL], value_scale[UNROLL], highest = most;
 #pragma unroll
@@ -173,8 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
         const Merged all = merged<WARPS, DIM + 2>(found, d);
         store_in_first(shared_address(gathered + split * (DIM + 2) + d), d == DIM ? all.highest : all.sum);
     }
-    cluster_arrive();
-    cluster_wait();
+    cluster_meets();
     if (split > 0) return;
     for (int d = threadIdx.x; d < DIM; d += THREADS) {
         const Merged all = merged<CLUSTER, DIM + 2>(gathered, d);

@@ -18,6 +18,8 @@
 // BLOCK, CLUSTER, NEW, REACH, BIAS (by distance; of heads that share nothing).
 
 #include "vectors.cuh"
+#include "barriers.cuh"
+#include "clusters.cuh"
 #include "attention.cuh"
 #include "widen.cuh"
 
@@ -31,7 +33,9 @@ constexpr int COPIES = TOKENS * SLICES / 32;        // of a lane, of keys and of
 constexpr int COLUMNS = DIM / 8;                    // of results, by eights
 constexpr int ROWS = GROUP > 8 ? 2 : 1;             // that a thread has of the 16: a product's others are zeros
 constexpr int FOUND = DIM + 2;                      // of a head: values, the highest score, the sum of weights
-constexpr bool IN_BFLOAT16 = KV_TYPE == BFLOAT16;   // products; all others are in float16
+constexpr bool IN_BFLOAT16 = KV_TYPE == BFLOAT16;
+
+#include "mma.cuh"
 
 // Where a slice of a token lies among those of its keys, or values.
 __device__ __forceinline__ int place_of_key(int token, int slice) { return SLICES < 8 ? slice : slice ^ (token & 1) << 2; }
@@ -53,19 +57,14 @@ struct Left { u32 first[2], second[2]; };
 
 // Adds a product's results to what a thread has of them, of each row two columns.
 __device__ __forceinline__ void multiply(float (&c)[2 * ROWS], const Left& a, u32 b0, u32 b1) {
-#define PRODUCT(TYPE) "mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
+#if GROUP > 8
+    multiply_add(c, a.first[0], a.second[0], a.first[1], a.second[1], b0, b1);
+#else
 #define ONE_ROW(TYPE)                                                                                        \
-    asm("{ .reg .f32 x, y, z; .reg .b32 n; mov.f32 z, 0f00000000; mov.b32 n, 0;\n" PRODUCT(TYPE)             \
+    asm("{ .reg .f32 x, y, z; .reg .b32 n; mov.f32 z, 0f00000000; mov.b32 n, 0;\n"                           \
+        "mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "                                       \
         "{%0, %1, x, y}, {%2, n, %3, n}, {%4, %5}, {%0, %1, z, z}; }"                                        \
         : "+f"(c[0]), "+f"(c[1]) : "r"(a.first[0]), "r"(a.first[1]), "r"(b0), "r"(b1))
-#define TWO_ROWS(TYPE)                                                                                       \
-    asm(PRODUCT(TYPE) "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                      \
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2 * ROWS - 2]), "+f"(c[2 * ROWS - 1])                               \
-        : "r"(a.first[0]), "r"(a.second[0]), "r"(a.first[1]), "r"(a.second[1]), "r"(b0), "r"(b1))
-#if GROUP > 8
-    if (IN_BFLOAT16) TWO_ROWS("bf16");
-    else TWO_ROWS("f16");
-#else
     if (IN_BFLOAT16) ONE_ROW("bf16");
     else ONE_ROW("f16");
 #endif
@@ -249,8 +248,7 @@ struct Rows {
 // A number where a program of the cluster has this address.
 __device__ __forceinline__ float float_of(int program, u32 at) {
     float r;
-    asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a]; }"
-                 : "=f"(r) : "r"(at), "r"(program) : "memory");
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(address_in(program, at)) : "memory");
     return r;
 }
 
@@ -282,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     constexpr int RING = WARPS * STAGES * STAGE;
     // when all stages have been read: what warps found [WARPS, GROUP, FOUND], and what they did together
     float *found = (float*)memory, *together = found + WARPS * GROUP * FOUND;
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_begin();
     const int split = CLUSTER > 1 ? blockIdx.x : 0, kv_head = blockIdx.y, row = blockIdx.z;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int length = lengths[row];
@@ -323,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
 #pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) request(stage);
     const int new_block = NEW ? table[cached / BLOCK] : 0;
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_inputs();
 
     angles += (i64)row * 2 * HALF;
     Rows rows(q + (i64)row * q_row, angles, kv_head * GROUP, q_head, scale);
@@ -352,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     }
 #pragma unroll 1
     for (int stage = 0; first < end; first += WARPS * TOKENS) {
-        first_stage_is_there();
+        wait_for_stages<STAGES - 1>();
         __syncwarp();  // what other lanes have copied
         rows.see(ring + stage * STAGE, end - first);
         __syncwarp();
@@ -361,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
     }
 
     // the warps of a program, the programs of a cluster
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_copies();
     __syncthreads();
     rows.store(found + warp * GROUP * FOUND);
     __syncthreads();
@@ -371,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
             const Merged all = merged<WARPS, GROUP * FOUND>(found + i / FOUND * FOUND, d);
             together[i] = d == DIM ? all.highest : all.sum;
         }
-        cluster_arrive(), cluster_wait();
+        cluster_meets();
     }
     constexpr int EACH = GROUP * DIM / CLUSTER;  // of the results
     for (int i = split * EACH + threadIdx.x; i < (split + 1) * EACH; i += THREADS) {
@@ -381,5 +379,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_group(
         else all = merged<WARPS, GROUP * FOUND>(found + head * FOUND, d);
         out[((i64)row * HEADS + kv_head * GROUP + head) * DIM + d] = (unsigned short)pack_x(all.sum / all.weights, 0.0f);
     }
-    if (CLUSTER > 1) cluster_arrive(), cluster_wait();  // nobody leaves whose results are still read
+    if (CLUSTER > 1) cluster_meets();  // nobody leaves whose results are still read
 }

@@ -15,19 +15,6 @@ constexpr int LANES = SLICES <= 1 ? 1 : SLICES <= 2 ? 2 : SLICES <= 4 ? 4 : SLIC
 constexpr int AT_ONCE = 32 / LANES;                    // tokens that the lanes of a warp have together
 constexpr float LOWEST = -1e30f;                       // of scores: what is below it counts as none
 
-__device__ __forceinline__ void first_stage_is_there() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-
-// Writes a number where the first program of the cluster has this address.
-__device__ __forceinline__ void store_in_first(u32 to, float value) {
-    asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, 0; st.shared::cluster.f32 [a], %1; }"
-                 ::"r"(to), "f"(value) : "memory");
-}
-
 // What a lane has of a token in the cache.
 __device__ __forceinline__ void unpack(const Vector& from, float (&to)[VALUES]) {
 #pragma unroll
@@ -37,9 +24,7 @@ __device__ __forceinline__ void unpack(const Vector& from, float (&to)[VALUES]) 
 #pragma unroll
         for (int j = 0; j < 4; j++) to[4 * i + j] = (float)((int)(q << (24 - 8 * j)) >> 24);
 #elif KV_TYPE == E4M3
-        u32 low, high;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"((unsigned short)q));
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"((unsigned short)(q >> 16)));
+        const u32 low = halves_of_e4m3(q), high = halves_of_e4m3(q >> 16);
         halves(low, to[4 * i], to[4 * i + 1]), halves(high, to[4 * i + 2], to[4 * i + 3]);
 #else
         unpack_x(q, to[2 * i], to[2 * i + 1]);

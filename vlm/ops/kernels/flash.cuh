@@ -1,10 +1,20 @@
 // Products of attention whose left side is in registers (packed_flash.cu, prefill_flash.cu), behind vectors.cuh and wgmma.cuh.
 //
-// Defined before it is included: IN_BFLOAT16 (products; others are in float16).
+// Defined before it is included: IN_BFLOAT16 (products; others are in float16), KEYS (of a stage).
+
+constexpr int LINE = 128;      // bytes of a row that lie together
+constexpr float SLACK = 8.0f;  // weights up to 256
+
+typedef u32 Weights[KEYS / 16][4];
 
 // What a thread has of its warps' rows and 64 columns: of each eight columns two of its first row, then of the one eight
 // further.
 typedef float Sums[8][4];
+
+// Where a slice of a row lies: as `described` (wgmma.cuh) says.
+__device__ __forceinline__ int place(int row, int slice) {
+    return slice / 8 * KEYS * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
+}
 
 #define C(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define ALL(c) C(c, 0), C(c, 1), C(c, 2), C(c, 3), C(c, 4), C(c, 5), C(c, 6), C(c, 7)

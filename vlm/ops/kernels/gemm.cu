@@ -10,7 +10,9 @@
 // Defined when it is compiled: KIND, Y_TYPE, BIAS_TYPE, ACT (see the lists), BIAS, GATED, INPUTS, OUTPUTS, ROWS (8, 16,
 // 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
 
+#include "vectors.cuh"
 #include "barriers.cuh"
+#include "clusters.cuh"
 #include "products.cuh"
 #include "wgmma.cuh"
 
@@ -38,11 +40,7 @@ typedef int Sum;
 typedef float Sum;
 #endif
 
-__device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-
-__device__ __forceinline__ void cluster_meets() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void multiplying_warps_meet() { warps_meet<1, THREADS>(); }
 
 // Computes 64 outputs of ROWS rows, of 32 bytes of inputs, and adds them to the sums if `adds` is not 0.
 __device__ __forceinline__ void multiply(Sum (&c)[ROWS / 2], u64 weight, u64 x, int adds) {
@@ -103,10 +101,9 @@ __device__ __forceinline__ void fence(Sum (&c)[ROWS / 2]) {
 struct Sums { Sum v[4]; };
 
 // Four sums of a program of the cluster.
-__device__ __forceinline__ Sums sums_of(u32 program, u32 at) {
+__device__ __forceinline__ Sums sums_of(int program, u32 at) {
     Sums r;
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));
+    const u32 there = address_in(program, at);
 #if KIND == INT8
     asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(there) : "memory");
@@ -117,16 +114,11 @@ __device__ __forceinline__ Sums sums_of(u32 program, u32 at) {
     return r;
 }
 
-__device__ __forceinline__ u32 two_halves(float low, float high) {
-    u32 r;
-    if (Y_TYPE == BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
+__device__ __forceinline__ u32 pack_y(float low, float high) { return packed<Y_TYPE == BFLOAT16>(low, high); }
 
 __device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
     if (Y_TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
-    else *(uint2*)((unsigned short*)y + at) = make_uint2(two_halves(v[0], v[1]), two_halves(v[2], v[3]));
+    else *(uint2*)((unsigned short*)y + at) = make_uint2(pack_y(v[0], v[1]), pack_y(v[2], v[3]));
 }
 
 // The tile of a program, and its share of the stages.
@@ -149,7 +141,7 @@ __device__ __forceinline__ void copy_all(const TensorMap* weight, const TensorMa
     const Share share;
     const int ahead = min(STAGES, share.count);
     for (int i = 0; i < ahead; i++) copy_weight(weight, share, i, memory + i * STAGE, full + 8 * i);
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_begin();
     wait_for_inputs();
     for (int i = 0; i < ahead; i++) copy(memory + i * STAGE + WEIGHT_STAGE, x, share.row, share.first + i, full + 8 * i);
     int stage = 0, parity = 0;
@@ -209,9 +201,9 @@ __device__ __forceinline__ void store_sums(const Sum (&c)[ROWS / 2], u32 sums) {
     for (int i = 0; i < ROWS / 2; i++) {
         const u32 at = mine + 4 * ((i / 4 * 8 + i % 2) * PITCH + i / 2 % 2 * 8);
 #if KIND == INT8
-        asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(c[i]) : "memory");
+        store_shared(at, (u32)c[i]);
 #else
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(c[i]) : "memory");
+        store_float(at, c[i]);
 #endif
     }
 }
@@ -256,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, THREADS / 32);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
@@ -280,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
         const int row = share.row + first_row + k * ROWS_APART;
         of_row[k] = SCALED && row < rows ? x_scale[row] : 1.0f;
     }
-    if (SPLITS > 1) cluster_meets();
+    if (SPLITS > 1) cluster_meets_aligned();
     else multiplying_warps_meet();
     if (threadIdx.x < ROWS_EACH * VECTORS) {
         Sums parts[EACH][SPLITS], gated[GATED ? EACH : 1][SPLITS];
@@ -301,5 +293,5 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
             if (row < rows && output < WIDTH) store4(y, (u64)row * WIDTH + output, values);
         }
     }
-    if (SPLITS > 1) cluster_meets();  // nobody leaves whose sums are still read
+    if (SPLITS > 1) cluster_meets_aligned();  // nobody leaves whose sums are still read
 }

@@ -20,6 +20,7 @@
 // when it is compiled. Defined then: KIND, X_TYPE, Y_TYPE, ACT (see the lists), GATED, BIAS, ZERO, INPUTS, OUTPUTS,
 // GROUPS, NORM, ADD and the types STREAM and DELTA, PROGRAMS, WARPS, PIECES, STAGES, DEPTH.
 
+#include "vectors.cuh"
 #include "barriers.cuh"
 #include "products.cuh"
 
@@ -31,6 +32,10 @@
 #define NO_NORM 0
 #define RMS_NORM 1
 #define LAYER_NORM 2
+
+constexpr bool IN_BFLOAT16 = KIND == DENSE && X_TYPE == BFLOAT16;
+
+#include "mma.cuh"
 
 constexpr int THREADS = 32 * WARPS;                // that multiply
 constexpr int ROWS = 16;                           // outputs of a tile
@@ -68,8 +73,6 @@ typedef int Sum;
 typedef float Sum;
 #endif
 
-struct alignas(16) Vector { u32 v[4]; };
-
 // Of the norm ahead of the product: the norm of stream = x + delta is row, both for others.
 struct Norm {
     const void *delta, *gain, *shift;
@@ -77,24 +80,10 @@ struct Norm {
     float eps;
 };
 
-// Requests bytes that follow each other, multiples of 16.
-__device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-
 // Only lanes that say so load: the others keep what they have.
 __device__ __forceinline__ void load_shared_if(bool loads, u32 at, Vector& r) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
                  : "+r"(r.v[0]), "+r"(r.v[1]), "+r"(r.v[2]), "+r"(r.v[3]) : "r"(at), "r"((u32)loads));
-}
-
-__device__ __forceinline__ Vector load_shared(u32 at) {
-    Vector r;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(at));
-    return r;
 }
 
 // A number which the compiler cannot compute again where it is used.
@@ -104,35 +93,10 @@ __device__ __forceinline__ u32 in_register(u32 value) {
     return r;
 }
 
-__device__ __forceinline__ float float_at(u32 shared) {
-    float r;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(shared));
-    return r;
-}
-
 __device__ __forceinline__ float byte_at(u32 shared) {
     u32 r;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(r) : "r"(shared));
     return r;
-}
-
-__device__ __forceinline__ Vector load_global(const Vector* at) {
-    Vector r;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(at) : "memory");
-    return r;
-}
-
-__device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile(
-#if KIND == DENSE && X_TYPE == BFLOAT16
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-#else
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-#endif
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ void multiply_add(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -143,14 +107,6 @@ __device__ __forceinline__ void multiply_add(int (&c)[4], u32 a0, u32 a1, u32 a2
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Two values of e4m3, the low or the high ones of four, as float16.
-template <bool HIGH> __device__ __forceinline__ u32 unpacked8(u32 q) {
-    u32 r;
-    unsigned short two = HIGH ? (unsigned short)(q >> 16) : (unsigned short)q;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
-    return r;
-}
-
 // Levels of 4 bits less 8, times 16, as integers of 8 bits: of the low and of the high nibbles of four bytes.
 __device__ __forceinline__ u32 low4(u32 q) { return (q << 4 & 0xF0F0F0F0u) ^ 0x80808080u; }
 __device__ __forceinline__ u32 high4(u32 q) { return (q & 0xF0F0F0F0u) ^ 0x80808080u; }
@@ -158,19 +114,14 @@ __device__ __forceinline__ u32 high4(u32 q) { return (q & 0xF0F0F0F0u) ^ 0x80808
 __device__ __forceinline__ float upper_half(u32 two) { return __uint_as_float(two & 0xFFFF0000u); }
 __device__ __forceinline__ float lower_half(u32 two) { return __uint_as_float(two << 16); }
 
-__device__ __forceinline__ u32 float16s(float low, float high) {
-    u32 r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-
-__device__ __forceinline__ float float_of(u32 low) {
+// Of its lower half; `halves` of both have other machine code.
+__device__ __forceinline__ float float_of(u32 two) {
     float r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"((unsigned short)low));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"((unsigned short)two));
     return r;
 }
 
-__device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+__device__ __forceinline__ void multiplying_warps_meet() { warps_meet<1, THREADS>(); }
 
 template <int TYPE> __device__ __forceinline__ void store(void* p, int i, float value) {
     unsigned short bits;
@@ -197,9 +148,7 @@ template <int TYPE> struct Eight {
 #pragma unroll
         for (int j = 0; j < 4; j++)
             if (TYPE == FLOAT32) v[0].v[j] = __float_as_uint(from[j]), v[COUNT - 1].v[j] = __float_as_uint(from[4 + j]);
-            else if (TYPE == BFLOAT16)
-                asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v[0].v[j]) : "f"(from[2 * j + 1]), "f"(from[2 * j]));
-            else v[0].v[j] = float16s(from[2 * j], from[2 * j + 1]);
+            else v[0].v[j] = packed<TYPE == BFLOAT16>(from[2 * j], from[2 * j + 1]);
     }
 
     __device__ __forceinline__ void load(const void* from, int i) {
@@ -322,7 +271,7 @@ __device__ __forceinline__ float values_of(int warp) {
 }
 
 // The copying warp has made the barriers; nobody waits for it later.
-__device__ __forceinline__ void all_warps_meet() { asm volatile("bar.sync 2, %0;" ::"n"(THREADS + 32) : "memory"); }
+__device__ __forceinline__ void all_warps_meet() { warps_meet<2, THREADS + 32>(); }
 
 __device__ __forceinline__ void load_plain(const void* x, Eight<ROW_TYPE> (&row)[VECTORS]) {
     all_warps_meet();
@@ -516,7 +465,7 @@ __device__ __forceinline__ void copy_weight(
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, WARPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
     __syncwarp();
     asm volatile("bar.arrive 2, %0;" ::"n"(THREADS + 32) : "memory");
@@ -543,7 +492,7 @@ __device__ __forceinline__ void copy_weight(
             }
             if (++place == PLACES) place = 0;
         }
-        if (i == min(DEPTH, share.count * CHUNKS) - 1) asm volatile("griddepcontrol.launch_dependents;");
+        if (i == min(DEPTH, share.count * CHUNKS) - 1) let_next_begin();
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 }
@@ -605,8 +554,8 @@ __device__ __forceinline__ void multiply(int tiles, const Memory& memory, float 
 #pragma unroll
                     for (int j = 0; j < VECTORS_OF_X * 2; j++) {
                         const u32 p = columns[h][j / 2].v[j % 2 * 2], q = columns[h][j / 2].v[j % 2 * 2 + 1];
-                        multiply_add(c[j % 2], unpacked8<false>(a.v[j]), unpacked8<false>(b.v[j]),
-                                     unpacked8<true>(a.v[j]), unpacked8<true>(b.v[j]), p, q);
+                        multiply_add(c[j % 2], halves_of_e4m3(a.v[j]), halves_of_e4m3(b.v[j]),
+                                     halves_of_e4m3(a.v[j] >> 16), halves_of_e4m3(b.v[j] >> 16), p, q);
                     }
 #endif
                 }

@@ -17,33 +17,26 @@
 // shared out among).
 
 #include "vectors.cuh"
+#include "barriers.cuh"
 #include "wgmma.cuh"
 
 constexpr bool IN_BFLOAT16 = X_TYPE == BFLOAT16;
+constexpr int ROWS = 64, KEYS = 64;                     // of a tile, of a stage
 
 #include "flash.cuh"
 
-constexpr int ROWS = 64, KEYS = 64;                     // of a tile, of a stage
 constexpr int STAGES = 2;
 constexpr int THREADS = 128;
 constexpr int EIGHTS = KEYS / 8;                        // of scores' columns
-constexpr int LINE = 128, LINES = 2 * DIM / LINE;       // bytes of a row that lie together, and how often
+constexpr int LINES = 2 * DIM / LINE;
 constexpr int SLICES = DIM / 8;                         // of a row, 16 bytes each
 constexpr int PART = KEYS * DIM * 2, STAGE = 2 * PART;  // keys, values
 constexpr int APART = THREADS / SLICES;                 // rows that threads copy together
 constexpr bool TOGETHER = DIM <= 64;
-constexpr float SLACK = 8.0f;                           // weights up to 256
-
-typedef u32 Weights[KEYS / 16][4];
-
-// Where a slice of a row lies: as `described` (wgmma.cuh) says.
-__device__ __forceinline__ int place(int row, int slice) {
-    return slice / 8 * KEYS * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
-}
 
 // Lets what was requested come, but for the last LEFT stages, and the tensor cores see it; then all threads go on.
 template <int LEFT> __device__ __forceinline__ void copies_have_come() {
-    asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory");
+    wait_for_stages<LEFT>(), show_products();
     __syncthreads();
 }
 
@@ -263,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) packed_flash(
     const u32 memory = (shared_address(unaligned) + 1023) & ~1023u;
     float* window = (float*)(unaligned + (memory - shared_address(unaligned)) + STAGES * STAGE);
     const int reach = most + ROWS + KEYS - 2;  // of scores whose tiles are as far as any are looked up
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_begin();
     const int head = blockIdx.y, heads = gridDim.y;
     const int start = tiles[3 * blockIdx.x], begin = tiles[3 * blockIdx.x + 1], end = tiles[3 * blockIdx.x + 2];
     if (BIAS) {
@@ -271,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) packed_flash(
         for (int i = threadIdx.x; i <= 2 * reach; i += THREADS)
             window[i] = biases[min(max(i - reach, -most), most)] * LOG2E;
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // for rows: tiles and biases were there before
+    wait_for_inputs();  // for rows: tiles and biases were there before
     if (begin >= end) return;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;

@@ -31,7 +31,7 @@ constexpr bool IN_BFLOAT16 = KV_TYPE == BFLOAT16;
 constexpr int ROWS = 64;                                // of a tile
 constexpr int GROUP_THREADS = 128, GROUPS = 2;          // of threads that attend
 constexpr int THREADS = GROUP_THREADS * (1 + GROUPS);
-constexpr int LINE = 128, LINES = 2 * DIM / LINE;       // bytes of a row that lie together, and how often
+constexpr int LINES = 2 * DIM / LINE;
 constexpr int SLICES = DIM / 8;                         // of a row in shared memory, 16 bytes each
 constexpr int PART = KEYS * DIM * 2, STAGE = 2 * PART;  // keys, values
 constexpr int PEAKS = STAGES * STAGE;                   // the highest scales of a stage's keys and of the values after them
@@ -43,29 +43,16 @@ constexpr int APART = GROUP_THREADS / VECTORS;          // rows that threads cop
 constexpr int COPIES = KEYS / APART;                    // of a thread, of keys and of values
 constexpr int EACH = KEYS / 32;                         // keys whose places a lane looks up
 constexpr int COPYING_REGISTERS = IN_8_BITS ? 136 : 56, ATTENDING_REGISTERS = (504 - COPYING_REGISTERS) / 2;
-constexpr float SLACK = 8.0f;                           // weights up to 256
-constexpr float UNITS = 64.0f;                          // and in float16 up to so many times as much
+constexpr float UNITS = 64.0f;                          // in float16 weights up to so many times as much as SLACK says
 constexpr float LEAST = 1e-15f;                         // of what is divided by
-
-typedef u32 Weights[KEYS / 16][4];
-
-// Where a slice of a row lies: as `described` (wgmma.cuh) says.
-__device__ __forceinline__ int place(int row, int slice) {
-    return slice / 8 * KEYS * LINE + row * LINE + (slice % 8 ^ row % 8) * 16;
-}
 
 // Describes what lies so many bytes further.
 __device__ __forceinline__ u64 further(u64 description, int bytes) { return description + (bytes >> 4); }
-
-// Lets the tensor cores see what this thread sees in shared memory.
-__device__ __forceinline__ void show_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Arrives at a barrier once all that this thread requested has come.
 __device__ __forceinline__ void arrive_with_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
-
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <int REGISTERS> __device__ __forceinline__ void keep_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -75,8 +62,6 @@ template <int REGISTERS> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
-
 __device__ __forceinline__ float log2_of(float x) {
     float r;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -85,13 +70,6 @@ __device__ __forceinline__ float log2_of(float x) {
 
 // Two values as products take them.
 __device__ __forceinline__ u32 pack(float low, float high) { return packed<IN_BFLOAT16>(low, high); }
-
-// A float16, twice.
-__device__ __forceinline__ u32 two_halves(float x) {
-    u32 r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(r) : "f"(x));
-    return r;
-}
 
 __device__ __forceinline__ u32 multiply_halves(u32 a, u32 b) {
     u32 r;
@@ -132,7 +110,7 @@ struct Ring {
 
     __device__ __forceinline__ void begin(int groups) const {
         for (int n = 0; n < STAGES; n++) barrier_init(full(n), GROUP_THREADS), barrier_init(empty(n), 4 * groups);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
 
     __device__ __forceinline__ void wait_until_full(int n) const {
@@ -442,7 +420,7 @@ struct Copies {
 
 // Lays 16 values of 8 bits as float16, by this scale.
 __device__ __forceinline__ void lay(u32 to, const Vector& x, int row, int vector, float scale) {
-    const u32 by = two_halves(scale);
+    const u32 by = packed<false>(scale, scale);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         Vector eight;

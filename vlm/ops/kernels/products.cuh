@@ -1,11 +1,6 @@
-// What products share (gemv.cu, gemm.cu), behind barriers.cuh: types and activations by number, boxes that are copied to
-// shared memory.
+// What products share (gemv.cu, gemm.cu), behind vectors.cuh: activations by number, boxes that are copied to shared memory.
 //
 // Defined when it is compiled: ACT, see the list.
-
-#define FLOAT16 0
-#define BFLOAT16 1
-#define FLOAT32 2
 
 #define NO_ACT 0
 #define GELU 1
@@ -13,12 +8,8 @@
 #define RELU 3
 #define SILU 4
 
-typedef unsigned int u32;
-
 // Of a matrix [rows, bytes of a row], as [lines, rows, 128].
 struct alignas(64) TensorMap { char opaque[128]; };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Requests the box of a matrix at a row and a line.
 __device__ __forceinline__ void copy(u32 to, const TensorMap* matrix, int row, int line, u32 barrier) {

@@ -1,12 +1,14 @@
-// What kernels of attention share (attend.cu, attend_group.cu, packed_flash.cu, prefill_flash.cu): 16 bytes of values at once,
-// as copies and in registers.
+// What all kernels share: types by number, 16 bytes of values at once, as copies and in registers. All other headers
+// come behind it.
 //
-// Defined when it is compiled: X_TYPE (see the list).
+// Defined when it is compiled, of kernels that use it: X_TYPE (see the list).
 
 #define FLOAT16 0
 #define BFLOAT16 1
+#define FLOAT32 2
 
 typedef unsigned int u32;
+typedef unsigned long long u64;
 typedef long long i64;
 
 constexpr float LOG2E = 1.4426950408889634f;
@@ -25,6 +27,13 @@ __device__ __forceinline__ void copy4(u32 to, const void* from, bool wanted) {
 }
 
 __device__ __forceinline__ void end_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until what this thread requested has come, but for the last LEFT stages.
+template <int LEFT> __device__ __forceinline__ void wait_for_stages() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ Vector load_global(const void* at) {
     Vector r;
@@ -70,12 +79,6 @@ __device__ __forceinline__ void halves(u32 two, float& low, float& high) {
         : "=f"(low), "=f"(high) : "r"(two));
 }
 
-// Two values of the type of x.
-__device__ __forceinline__ void unpack_x(u32 two, float& low, float& high) {
-    if (X_TYPE == BFLOAT16) low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
-    else halves(two, low, high);
-}
-
 template <bool IN_BFLOAT16> __device__ __forceinline__ u32 packed(float low, float high) {
     u32 r;
     if (IN_BFLOAT16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -83,12 +86,27 @@ template <bool IN_BFLOAT16> __device__ __forceinline__ u32 packed(float low, flo
     return r;
 }
 
-__device__ __forceinline__ u32 pack_x(float low, float high) { return packed<X_TYPE == BFLOAT16>(low, high); }
+#ifdef X_TYPE
+// Two values of the type of x.
+__device__ __forceinline__ void unpack_x(u32 two, float& low, float& high) {
+    if (X_TYPE == BFLOAT16) low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
+    else halves(two, low, high);
+}
 
-// The largest, or the sum, of what the four lanes of a row have.
-template <bool MAX> __device__ __forceinline__ float of_row(float value) {
+__device__ __forceinline__ u32 pack_x(float low, float high) { return packed<X_TYPE == BFLOAT16>(low, high); }
+#endif
+
+// Two values of e4m3, the lower ones of four, as float16.
+__device__ __forceinline__ u32 halves_of_e4m3(u32 four) {
+    u32 r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((unsigned short)four));
+    return r;
+}
+
+// The largest, or the sum, of what the lanes of a row have.
+template <bool MAX, int COUNT = 4> __device__ __forceinline__ float of_row(float value) {
 #pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
+    for (int lanes = 1; lanes < COUNT; lanes *= 2) {
         const float other = __shfl_xor_sync(~0u, value, lanes);
         value = MAX ? fmaxf(value, other) : value + other;
     }

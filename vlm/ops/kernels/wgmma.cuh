@@ -1,8 +1,8 @@
 // Products of four warps together, whose right side lies in shared memory (compute capability 9.0 alone; gemm.cu,
-// packed_flash.cu, prefill_flash.cu).
+// packed_flash.cu, prefill_flash.cu), behind vectors.cuh.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// Lets the tensor cores see what this thread sees in shared memory.
+__device__ __forceinline__ void show_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Describes rows of 128 bytes as a tensor map with a swizzle of 128 bytes lays them: eight rows after 1024 bytes.
 // (PTX, "Asynchronous Warpgroup Level Matrix Shared Memory Layout")

@@ -1,11 +1,9 @@
-// Values of 8 bits made float16 (attend_group.cu, prefill_flash.cu).
+// Values of 8 bits made float16 (attend_group.cu, prefill_flash.cu), behind vectors.cuh.
 //
 // Defined when it is compiled: KV_TYPE (see the list; other types have 16 bits).
 
 #define INT8 2
 #define E4M3 3
-
-typedef unsigned int u32;
 
 __device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 which) {
     u32 r;
@@ -20,7 +18,6 @@ __device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(bytes_of(shifted, 0x64646464u, 0x5150)), "r"(offset));
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(bytes_of(shifted, 0x64646464u, 0x5352)), "r"(offset));
 #else
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"((unsigned short)four));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"((unsigned short)(four >> 16)));
+    low = halves_of_e4m3(four), high = halves_of_e4m3(four >> 16);
 #endif
 }

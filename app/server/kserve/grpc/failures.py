@@ -33,7 +33,7 @@ def error_text(error: Exception) -> str:
     """Returns the sentence for the client; what it cannot mend is written to the log."""
     if code_of(error) is grpc.StatusCode.INTERNAL:
         log.error("a gRPC request failed: %s", error, exc_info=error)
-    return sentence(error)
+    return sentence(error, "/v2")  # the same protocol
 
 
 @asynccontextmanager

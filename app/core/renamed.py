@@ -1,0 +1,27 @@
+"""Errors whose sentences call settings as their reader does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+
+from vlm.errors import VlmError
+
+flags: ContextVar[Mapping[str, str]] = ContextVar("flags")  # of the verb that runs, by its settings
+
+
+def settings_of(error: Exception) -> tuple[str, ...]:
+    """Returns the settings that an error's sentence names, the one at fault first."""
+    return error.settings if isinstance(error, VlmError) else ()
+
+
+def renamed(sentence: str, error: Exception, names: Mapping[str, str]) -> str:
+    """Returns an error's sentence in which its settings have other names. `names`: by those of the fields."""
+    own = "|".join(name for name in names if name in settings_of(error))
+    return re.sub(rf"(?<![\w-])({own})\b", lambda found: names[found[0]], sentence) if own else sentence
+
+
+def with_flags(error: VlmError) -> str:
+    """Returns an error's sentence in which settings are the options of the verb that runs."""
+    return renamed(str(error), error, flags.get({}))

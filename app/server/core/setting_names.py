@@ -1,0 +1,39 @@
+"""What the protocols call the settings of a request, in its fields and in the errors about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vlm.errors import VlmError
+from vlm.options import options_of
+from vlm.requests.sampling_params import SamplingParams
+from vlm_app.core.renamed import renamed, settings_of
+
+
+def in_openai(completions: bool) -> dict[str, str]:
+    """Returns the names in bodies of the settings that a route takes, /v1/completions or /v1/chat/completions."""
+    offers = ((name, own.openai) for name, own in options_of(SamplingParams).items() if own.openai is not None)
+    return {name: (completions and offer.completions) or offer.name or name for name, offer in offers}
+
+
+def in_kserve() -> dict[str, str]:
+    """Returns the names of the settings that KServe's protocol takes, as tensors or as parameters."""
+    offers = ((name, own.kserve) for name, own in options_of(SamplingParams).items() if own.kserve is not None)
+    return {name: offer.name or name for name, offer in offers}
+
+
+def param_of(error: Exception, path: str) -> str | None:
+    """Returns what the protocol of a route calls the setting that an error is about."""
+    settings = settings_of(error)
+    return _names_at(path).get(settings[0]) if settings else None
+
+
+def for_clients(error: VlmError, path: str) -> str:
+    """Returns an error's sentence for clients, in which settings are called as the protocol of a route does."""
+    return renamed(getattr(error, "for_clients", str(error)), error, _names_at(path))
+
+
+def _names_at(path: str) -> Mapping[str, str]:
+    if path.startswith("/v2"):
+        return in_kserve() | {"stop_token_ids": "end_id"}  # of which there is one
+    return in_openai(completions=path.rstrip("/").endswith("/v1/completions"))
