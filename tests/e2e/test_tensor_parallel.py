@@ -419,7 +419,7 @@ def test_a_decoder_that_was_split_on_disk(tmp_path):
         (["--devices", "cuda:0,cuda:2"], "device cuda:2 is not there: 2 CUDA devices are visible"),
         (["--devices", "cpu,tpu"], "device is 'tpu'; allowed are auto, cpu, cuda and cuda:N"),
         (["--devices", ""], "device is ''; allowed are auto"),
-        (["--devices", "cpu,cpu", "--device", "cpu"], "--device and --devices are both given, leave one of the two out"),
+        (["--devices", "cpu,cpu", "--device", "cpu"], "--device and --devices are both given, leave one"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
