@@ -127,12 +127,12 @@ def main() -> None:
     args = parser.parse_args()
     model, size = args.model, max(32, args.prompts)
     if args.random is not None:
-        model = _random_engine(args.model, args.random, size, args.dtype)
+        model = random_engine(args.model, args.random, size, args.dtype)
     pipeline = vlm.load(model, runtime=RuntimeConfig("cpu" if args.cpu else "cuda"))
     clock, generator = Clock(pipeline.device), torch.Generator().manual_seed(0)
     stages: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for run in range(args.runs + 5):
-        inputs = [_prompt(pipeline, args.tokens, generator) for _ in range(args.prompts)]
+        inputs = [prompt_of(pipeline, args.tokens, generator) for _ in range(args.prompts)]
         clock.begin()
         began = time.perf_counter()
         pipeline.generate(inputs, max_new_tokens=args.new_tokens, ignore_eos=True)
@@ -147,7 +147,7 @@ def main() -> None:
         print(f"{stage:32}" + "".join(f"{1e3 * seconds:9.2f}" for seconds in row))
 
 
-def _random_engine(arch: str, folder: Path, batch_size: int, dtype: str) -> Path:
+def random_engine(arch: str, folder: Path, batch_size: int, dtype: str) -> Path:
     """Returns an engine of random weights, which is made where there is none."""
     engine = folder / f"{arch}-{dtype}-{batch_size}"
     if not engine.exists():
@@ -156,7 +156,7 @@ def _random_engine(arch: str, folder: Path, batch_size: int, dtype: str) -> Path
     return engine
 
 
-def _prompt(pipeline: vlm.Pipeline, count: int, generator: torch.Generator) -> dict[str, Any]:
+def prompt_of(pipeline: vlm.Pipeline, count: int, generator: torch.Generator) -> dict[str, Any]:
     """Draws so many tokens, which follow an image's rows where the model takes images."""
     vision, vocab_size = pipeline.processor.vision, pipeline.config.vocab_size
     tokens = torch.randint(3, vocab_size, (count,), generator=generator).tolist()
