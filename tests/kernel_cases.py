@@ -510,6 +510,11 @@ def activation(device: torch.device) -> None:
         for ending in ENDINGS:
             want, found = activation_op.reference(x, ending), activation_kernel.activated(x, ending)
             torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+    for rows, width in ((64, 16384), (513, 2048)):  # so many values that programs have parts of all, no rows
+        x = 3 * torch.randn(rows, width, device=device)
+        ending = activation_op.Activation("gelu")
+        want, found = activation_op.reference(x, ending), activation_kernel.activated(x, ending)
+        torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
 def scale_rows(device: torch.device) -> None:

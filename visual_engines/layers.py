@@ -1,38 +1,21 @@
-"""What visual networks share: activations under Hugging Face's names, patches, windows, the feed-forward layer."""
+"""What visual networks share: Hugging Face's names of activations, patches, windows, the feed-forward layer."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.convert.config_reader import ConfigReader
+from vlm.convert.config_reader import ACTIVATION_NAMES, ConfigReader
 from vlm.layers.context import ModelContext
 from vlm.layers.convolution import Conv2d
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
+from vlm.ops.activation import Activation
+from vlm.ops.linear import linear
 
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """Returns x · sigmoid(1.702 x), which is CLIP's."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-def tanh_gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "quick_gelu": quick_gelu,
-    "gelu": F.gelu,
-    "gelu_python": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), tanh_gelu),
-}
+# names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.activation.ACTIVATIONS
+ACTIVATIONS = ACTIVATION_NAMES | {"quick_gelu": "quick_gelu"}
 
 
 class PatchEmbed(nn.Module):
@@ -56,7 +39,18 @@ class PatchEmbed(nn.Module):
         missing = [-side % patch for side, patch in zip(pixel_values.shape[2:], self.proj.stride, strict=True)]
         if any(missing):
             pixel_values = F.pad(pixel_values, (0, missing[1], 0, missing[0]))
+        if pixel_values.is_cuda:  # squares do not overlap: a product, whose rows lie as they are wanted
+            return self.norm(self.product(pixel_values))
         return self.norm(self.proj(pixel_values).permute(0, 2, 3, 1))
+
+    def product(self, pixel_values: Tensor) -> Tensor:
+        """Computes what the convolution does, of sides that may have a rest: [n, channels, H, W] -> [n, rows, columns,
+        width]"""
+        height, width = self.proj.kernel_size
+        rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
+        squares = pixel_values[:, :, : rows * height, : columns * width]
+        squares = squares.unflatten(3, (columns, width)).unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)
+        return linear(squares.flatten(3), self.proj.weight.flatten(1), self.proj.bias)
 
 
 def window_partition(x: Tensor, side: int) -> Tensor:
@@ -111,9 +105,9 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = Linear(width, {"up": inner}, axis="column", context=context)
         self.fc2 = Linear(inner, width, axis="row", context=context)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = Activation(ACTIVATIONS[activation])
         self.producers = {"fc2": Producer("fc1", "up")} if activation == "relu" else {}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> the same"""
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(self.fc1(x, activation=self.activation))

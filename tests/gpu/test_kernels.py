@@ -70,7 +70,7 @@ def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
-@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu", "silu"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("biased", [True, False])
 def test_products_of_many_rows_end_with_their_activation(name, biased, dtype, tolerance):
     torch.manual_seed(0)

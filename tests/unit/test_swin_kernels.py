@@ -39,6 +39,17 @@ for shift in (0, 1):
     attention((7, 8), 3, 2, 32, shift, False)
 attention((11, 14), 7, 2, 64, 3, True)
 attention((10, 20), 10, 1, 16, 0, True)
+swin_kernels.MOST_WINDOWS, swin_kernels.WAVES = 4, 1  # of which the last program has fewer
+attention((9, 9), 3, 2, 24, 1, True)
+attention((19, 20), 10, 1, 16, 5, True)
+
+for grid, width, adds in (((4, 6), 8, True), ((5, 7), 20, True), ((5, 4), 24, False)):
+    norm = torch.nn.LayerNorm(4 * width)
+    norm.weight.data, norm.bias.data = torch.randn(2, 4 * width).unbind()
+    x, delta = torch.randn(2, 3, *grid, width).unbind()
+    want = norm(swin.merged(x + delta if adds else x))
+    found = swin_kernels.merge_norm(x, delta if adds else None, norm.weight, norm.bias, norm.eps)
+    torch.testing.assert_close(found, want, atol=2e-5, rtol=1e-5)
 print("equal")
 """
 

@@ -20,6 +20,7 @@ from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.layers.quant.producer import Producer
+from vlm.ops.activation import Activation
 from vlm.registry.spec import ModelSpec
 
 PREFIXES = ("", "model.")
@@ -122,14 +123,15 @@ class QueryLayer(nn.Module):
         self.cross_attention = Attention(config, context, config.tower.hidden_size) if looks else None
         self.up = Linear(width, {"up": config.ffn_size}, axis="column", context=context)
         self.down = Linear(config.ffn_size, width, axis="row", context=context)
-        self.activation, self.norm = ACTIVATIONS[config.activation], LayerNorm(width, eps=config.norm_eps)
+        self.activation = Activation(ACTIVATIONS[config.activation])
+        self.norm = LayerNorm(width, eps=config.norm_eps)
         self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 
     def forward(self, x: Tensor, image: Tensor) -> Tensor:
         x = self.attention(x, x)
         if self.cross_attention is not None:
             x = self.cross_attention(x, image)
-        return self.norm(x, self.down(self.activation(self.up(x))))[1]
+        return self.norm(x, self.down(self.up(x, activation=self.activation)))[1]
 
 
 class Blip2Vision(nn.Module):

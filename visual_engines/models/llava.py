@@ -16,6 +16,7 @@ from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
+from vlm.ops.activation import Activation
 from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -74,7 +75,7 @@ class LlavaVision(nn.Module):
         self.config = config
         self.tower, width = ViT(config.tower, context), config.text_width
         self.up = Linear(config.tower.hidden_size, {"up": width}, bias=config.bias, axis="column", context=context)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = Activation(ACTIVATIONS[config.activation])
         self.down = Linear(width, width, bias=config.bias, axis="row", context=context)
         self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 
@@ -82,7 +83,7 @@ class LlavaVision(nn.Module):
         """[n, channels, H, W] -> [n, num_features, text_width]"""
         features = self.tower(pixel_values)
         features = features if self.config.whole else features[:, 1:]
-        return self.down(self.activation(self.up(features)))
+        return self.down(self.up(features, activation=self.activation))
 
 
 def rules(config: LlavaVisionConfig) -> list[Any]:

@@ -237,12 +237,21 @@ class PatchMerging(nn.Module):
         self.reduction = Linear(4 * width, 2 * width, bias=False, context=context)
         self.producers = {"reduction": Producer("norm")}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""
-        images, height, width, channels = x.shape
-        x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
-        x = x.reshape(images, -(-height // 2), 2, -(-width // 2), 2, channels)
-        return self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))
+    def forward(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """x [images, rows, columns, C] and what is to be added -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""
+        if x.is_cuda:
+            from visual_engines.models.swin_kernels import merge_norm
+
+            return self.reduction(merge_norm(x, delta, self.norm.weight, self.norm.bias, self.norm.eps))
+        return self.reduction(self.norm(merged(x if delta is None else x + delta)))
+
+
+def merged(x: Tensor) -> Tensor:
+    """[images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 4 C]"""
+    images, height, width, channels = x.shape
+    x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+    x = x.reshape(images, -(-height // 2), 2, -(-width // 2), 2, channels)
+    return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 
 class Stage(nn.Module):
@@ -252,13 +261,15 @@ class Stage(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block(config, stage, i, context) for i in range(config.depths[stage]))
         last = stage == len(config.depths) - 1
-        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage, context)
+        self.downsample = None if last else PatchMerging(config.embed_dim * 2**stage, context)
 
     def forward(self, x: Tensor) -> Tensor:
         delta = None
         for block in self.blocks:
             x, delta = block(x, delta)
-        return self.downsample(x if delta is None else x + delta)
+        if self.downsample is not None:
+            return self.downsample(x, delta)
+        return x if delta is None else x + delta
 
 
 class SwinEncoder(nn.Module):

@@ -13,6 +13,7 @@ from vlm.errors import ConfigError, listed
 ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),  # CLIP's
     "relu": F.relu,
     "silu": F.silu,
 }

@@ -20,10 +20,12 @@ def linear(
     out_fp32: bool = False,
     activation: Activation | None = None,
 ) -> Tensor:
-    """Returns the activation of x weightᵀ + bias [..., N], x [..., K], weight [N, K], bias [N]. `out_fp32`, for x
-    [R, K] alone: in float16 the sums stay float32."""
+    """Returns the activation of x weightᵀ + bias [..., N], x [..., K], weight [N, K], bias [N]. `out_fp32`: in float16
+    the sums stay float32."""
+    if x.is_cuda and x.ndim > 2:  # the same kernels, and ends of the library's products, for rows that lie in images
+        return linear(x.flatten(0, -2), weight, bias, out_fp32, activation).unflatten(0, x.shape[:-1])
     # our kernels have no gradients
-    if x.is_cuda and x.dtype != torch.float32 and x.ndim == 2 and not torch.is_grad_enabled():
+    if x.is_cuda and x.dtype != torch.float32 and not torch.is_grad_enabled():
         from vlm.ops.kernels import gemm
         from vlm.ops.kernels.linear import linear as one_row
 
@@ -38,7 +40,7 @@ def linear(
 def _ends_with(activation: Activation, x: Tensor) -> bool:
     """Tells whether the library's product, with a bias, ends with an activation: its GELU is that of tanh on CUDA."""
     is_known = activation.name in ("gelu_new", "relu") and not activation.gated
-    is_16_bit = x.is_cuda and x.ndim == 2 and x.element_size() == 2 and x.shape[1] % VECTOR == 0
+    is_16_bit = x.is_cuda and x.element_size() == 2 and x.shape[1] % VECTOR == 0
     return is_known and is_16_bit and not torch.is_grad_enabled()
 
 
@@ -63,7 +65,7 @@ def _in_whole_vectors(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns both with zeros behind their rows, where many rows of 16 bits are no multiple of 16 bytes: the library
     takes a quarter of the time for those that are (3,420 values, Qwen2.5-VL's feed-forward layer)."""
     wide = -(-x.shape[-1] // VECTOR) * VECTOR
-    has_many = x.is_cuda and x.ndim == 2 and len(x) >= MANY and x.element_size() == 2
+    has_many = x.is_cuda and len(x) >= MANY and x.element_size() == 2
     if wide == x.shape[-1] or not has_many or torch.is_grad_enabled():
         return x, weight
     from vlm.ops.kernels.widen import widened

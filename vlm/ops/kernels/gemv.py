@@ -38,7 +38,7 @@ TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 INT8, E4M3, INT4, DENSE = range(4)
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.uint8: INT4} | dict.fromkeys(X_TYPES, DENSE)
 PIECE_INPUTS = {INT8: 64, E4M3: 64, INT4: 128, DENSE: 32}
-ACTIVATIONS = {"": 0, "gelu": 1, "gelu_new": 2, "relu": 3, "silu": 4}
+ACTIVATIONS = {"": 0, "gelu": 1, "gelu_new": 2, "relu": 3, "silu": 4, "quick_gelu": 5}
 FEWEST_WARPS = 8
 
 

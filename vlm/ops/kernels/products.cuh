@@ -7,6 +7,7 @@
 #define GELU_NEW 2
 #define RELU 3
 #define SILU 4
+#define QUICK_GELU 5
 
 // Of a matrix [rows, bytes of a row], as [lines, rows, 128].
 struct alignas(64) TensorMap { char opaque[128]; };
@@ -48,6 +49,8 @@ __device__ __forceinline__ float activation(float x) {
     return fmaxf(x, 0.0f);
 #elif ACT == SILU
     return x / (1.0f + __expf(-x));
+#elif ACT == QUICK_GELU
+    return x / (1.0f + __expf(-1.702f * x));
 #else
     return x;
 #endif
