@@ -27,6 +27,8 @@ import vlm
 from vlm.config import RuntimeConfig
 from vlm.requests.request import Request
 
+MOST_ARRIVALS = 256  # of a round
+
 
 class Trickle:
     """Decodes sequences while others arrive."""
@@ -38,27 +40,26 @@ class Trickle:
 
     def seconds(self, every: float | None) -> tuple[float, int]:
         """Returns the seconds of a token while one more request comes each `every` seconds, and how many came."""
-        loop, arrivals, came = self._pipeline.loop, list(self._requests(256, self._of_arrivals)), 0
-        waiting = set(loop.add(self._requests(self._running, self._new_tokens)))
-        counts, began, due = dict.fromkeys(waiting, 0), None, 0.0
-        first = 0
-        while waiting:
-            now = time.perf_counter()
-            if began is not None and every is not None and now >= due and arrivals:
-                loop.add([arrivals.pop()])
-                came, due = came + 1, due + every
-            for update in loop.step():
-                if update.request_id in counts:
-                    counts[update.request_id] += len(update.token_ids)
-                    waiting -= {update.request_id} if update.completion is not None else set()
-            if began is None and all(counts.values()):
-                began, first = time.perf_counter(), sum(counts.values())
-                due = began + (every or 0.0)
+        loop, later = self._pipeline.loop, list(self._requests(MOST_ARRIVALS, self._of_arrivals))
+        counts = dict.fromkeys(loop.add(self._requests(self._running, self._new_tokens)), 0)
+        while not all(counts.values()):
+            self._step(counts)
+        began, first, wanted, came = time.perf_counter(), sum(counts.values()), self._running * self._new_tokens, 0
+        while sum(counts.values()) < wanted:
+            if every is not None and later and time.perf_counter() >= began + (came + 1) * every:
+                loop.add([later.pop()])
+                came += 1
+            self._step(counts)
         ended = time.perf_counter()
         while loop.has_work:
             loop.step()
-        assert began is not None
-        return (ended - began) * self._running / (sum(counts.values()) - first), came
+        return (ended - began) * self._running / (wanted - first), came
+
+    def _step(self, counts: dict[int, int]) -> None:
+        """Counts the tokens of sequences that a step brings; those of arrivals are not counted."""
+        for update in self._pipeline.loop.step():
+            if update.request_id in counts:
+                counts[update.request_id] += len(update.token_ids)
 
     def _requests(self, count: int, new_tokens: int) -> Iterator[Request]:
         for _ in range(count):

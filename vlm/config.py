@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -231,8 +232,8 @@ class BuildConfig(Config):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        errors = dict(errors_of(self, ","))
-        if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
+        errors = _errors_of(self)
+        if "target" not in errors and (unknown := [x for x in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", x)]):
             errors["target"] = f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"
         if not errors and self.tp_size % (self.encoder_tp_size or 1):
             errors["encoder_tp_size"] = (
@@ -370,10 +371,10 @@ class RuntimeConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        errors = dict(errors_of(self, ","))
+        errors = _errors_of(self)
         if self.devices is not None and self.device != type(self).device:
             errors["devices"] = "device and devices are both given, leave one of the two out"
-        if wrong := _adapter_errors(self.lora):
+        if "lora" not in errors and (wrong := _adapter_errors(self.lora)):
             errors["lora"] = "; ".join(wrong)
         _check(errors, "device")
 
@@ -389,6 +390,19 @@ class RuntimeConfig(Config):
         if not self.batch_invariant or device_type == "cpu":
             return replace(self, batch_invariant=False)
         return replace(self, max_encoder_tokens=1, prefix_sharing=False, num_speculative_tokens=0)
+
+
+def _errors_of(config: Config) -> dict[str, str]:
+    """Returns what is wrong with values, by their fields' names: with those of another type, or else beyond limits."""
+    values = {name: _plain(getattr(config, name)) for name in _types(type(config))}
+    wrong = {name: kind.error(values[name]) for name, kind in _types(type(config)).items()}
+    of_types = {name: f"{name} is {values[name]!r}, {error}" for name, error in wrong.items() if error}
+    return of_types or dict(errors_of(config, ","))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a path as a string, and lists as tuples."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else to_tuples(value)
 
 
 def _check(errors: Mapping[str, str], *others: str) -> None:

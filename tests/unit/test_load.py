@@ -54,6 +54,47 @@ def test_the_batch_of_the_runtime_is_built_for(loaded, checkpoint, tmp_path):
         vlm.load(engine, runtime=RuntimeConfig("cpu", max_batch_size=9))
 
 
+@pytest.mark.parametrize(
+    ("config", "values", "words"),
+    [
+        (RuntimeConfig, {"devices": ("cpu", "cpu")}, r"devices is \('cpu', 'cpu'\), it must be a string"),
+        (RuntimeConfig, {"max_loras": "2"}, "max_loras is '2', it must be a whole number"),
+        (RuntimeConfig, {"burst": 1.5, "threads": 0}, r"^burst is 1.5, it must be a whole number\.$"),
+        (RuntimeConfig, {"cuda_graphs": "yes"}, "cuda_graphs is 'yes', it must be true or false"),
+        (RuntimeConfig, {"lora": {"a": "b"}}, "lora is {'a': 'b'}, it must be a list of strings"),
+        (RuntimeConfig, {"lora": "a=b"}, "lora is 'a=b', it must be a list of strings"),
+        (BuildConfig, {"max_batch_size": "8"}, "max_batch_size is '8', it must be a whole number"),
+        (BuildConfig, {"target": "sm80"}, "target is 'sm80', it must be a list of strings"),
+        (BuildConfig, {"quantization": 8}, "quantization is 8, it must be a string"),
+    ],
+)
+def test_values_of_another_type(config, values, words):
+    with pytest.raises(ConfigError, match=words):
+        config(**values)
+
+
+def test_lists_and_paths_are_taken():
+    assert BuildConfig(ignore=["head"], target=["sm80"]) and RuntimeConfig(prompt_table=Path("x"), lora=["a=b"])
+
+
+def test_a_closed_pipeline_takes_no_more(engine):
+    model = vlm.load(engine, device="cpu")
+    one = {"encoder_input_ids": [5, 6, 1]}
+    assert model.generate(one, max_new_tokens=2).token_ids
+    model.close()
+    model.close()
+    calls = [
+        lambda: model.generate(one, max_new_tokens=2),
+        lambda: model.generate([one] * 40, max_new_tokens=2),
+        lambda: next(model.as_completed([one])),
+        lambda: model.encode(one),
+        lambda: model.complete([model.request(one, max_new_tokens=2)]),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match=r"this pipeline is closed; load the model again, with vlm\.load\(\)"):
+            call()
+
+
 @pytest.mark.parametrize("name", ["threads", "max_batch_size", "max_kv_blocks"])
 def test_runtime_numbers(name):
     with pytest.raises(ConfigError, match=f"{name} is 0, it must be at least 1"):

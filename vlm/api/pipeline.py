@@ -82,6 +82,7 @@ class Pipeline:
         self.clock = StageClock()  # of what this process does to inputs and outputs
         self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self._encoder = EncoderCalls(self.llm, self.processor, self.capabilities)
+        self._is_closed = False
         self._workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "preprocess", take_one_thread)
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
@@ -135,7 +136,7 @@ class Pipeline:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
         if self.processor.page_steps is not None and lone_image(single) is not None:
             raise InputError("a page is read part by part, which is not streamed; use generate(), or give a prompt.")
-        self._reset_timings()
+        self._begin()
         lora = sampling.pop("lora", None)
         params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
@@ -176,6 +177,7 @@ class Pipeline:
         Inputs are those of `generate`, texts or images; `options` (src_lang, truncate) hold for all of them. A model
         that takes images in its prompts gives the images' features, one after the other, where there is no text.
         """
+        self._check_open()
         many = isinstance(inputs, list | tuple)
         fields = [{**self._builder.fields(one), **options} for one in (inputs if many else [inputs])]
         encodings = self._encoder.encodings(fields, hidden_states=hidden_states, attentions=attentions)
@@ -206,7 +208,7 @@ class Pipeline:
         """
         params, steps = self._params(sampling), self.processor.page_steps
         pages, own_thread = None if steps is None else PagesInSteps(steps), threading.get_ident()
-        self._reset_timings()
+        self._begin()
 
         def request(number: int, source: Any) -> Request:
             if pages is None:
@@ -248,6 +250,7 @@ class Pipeline:
 
     def complete(self, requests: Iterable[Request]) -> list[Completion]:
         """Returns what requests come to, in tokens, when all have ended."""
+        self._check_open()
         return self.loop.run(requests)
 
     @property
@@ -294,6 +297,8 @@ class Pipeline:
         self.llm.free_cached_memory()
 
     def close(self) -> None:
+        """Ends what works for it, other ranks too; it takes no more inputs."""
+        self._is_closed = True
         self._workers.shutdown(wait=False, cancel_futures=True)
         if isinstance(self.llm, LeadingEngine):
             self.llm.dismiss()
@@ -340,6 +345,15 @@ class Pipeline:
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing
         return window or 2 * self.capabilities.max_batch_size
+
+    def _begin(self) -> None:
+        """Begins a call. Raises InputError where it is closed."""
+        self._check_open()
+        self._reset_timings()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InputError("this pipeline is closed; load the model again, with vlm.load().")
 
     def _reset_timings(self) -> None:
         self.llm.encoders.timer.reset()
