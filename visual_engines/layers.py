@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from vlm.convert.config_reader import ACTIVATION_NAMES, ConfigReader
 from vlm.layers.context import ModelContext
-from vlm.layers.convolution import Conv2d
+from vlm.layers.convolution import PatchConv2d
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
 from vlm.ops.activation import Activation
-from vlm.ops.linear import linear
 
 # names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.activation.ACTIVATIONS
 ACTIVATIONS = ACTIVATION_NAMES | {"quick_gelu": "quick_gelu"}
@@ -31,7 +30,7 @@ class PatchEmbed(nn.Module):
         norm: nn.Module | None = None,
     ):
         super().__init__()
-        self.proj = Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
+        self.proj = PatchConv2d(channels, width, patch_size, bias=bias)
         self.norm = norm or nn.Identity()
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -39,18 +38,7 @@ class PatchEmbed(nn.Module):
         missing = [-side % patch for side, patch in zip(pixel_values.shape[2:], self.proj.stride, strict=True)]
         if any(missing):
             pixel_values = F.pad(pixel_values, (0, missing[1], 0, missing[0]))
-        if pixel_values.is_cuda:  # squares do not overlap: a product, whose rows lie as they are wanted
-            return self.norm(self.product(pixel_values))
-        return self.norm(self.proj(pixel_values).permute(0, 2, 3, 1))
-
-    def product(self, pixel_values: Tensor) -> Tensor:
-        """Computes what the convolution does, of sides that may have a rest: [n, channels, H, W] -> [n, rows, columns,
-        width]"""
-        height, width = self.proj.kernel_size
-        rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
-        squares = pixel_values[:, :, : rows * height, : columns * width]
-        squares = squares.unflatten(3, (columns, width)).unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)
-        return linear(squares.flatten(3), self.proj.weight.flatten(1), self.proj.bias)
+        return self.norm(self.proj(pixel_values))
 
 
 def window_partition(x: Tensor, side: int) -> Tensor:

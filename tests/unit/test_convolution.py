@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from vlm.layers import convolution
-from vlm.layers.convolution import Conv2d, whole_float32
+from vlm.layers.convolution import Conv2d, PatchConv2d, whole_float32
+from vlm.ops.patch_convolution import product
 
 
 @pytest.fixture(params=[True, False])
@@ -70,3 +71,14 @@ def test_a_layer_convolves_within(setting, dtype, whole, monkeypatch):
     monkeypatch.setattr(convolution, "_takes_fewer_bits", lambda x: x.dtype == torch.float32)
     layer.forward(pixels)
     assert seen == [setting, setting and not whole] and allowed() == setting
+
+
+@pytest.mark.parametrize("size", [(12, 20), (14, 23)], ids=["whole", "with a rest"])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_the_product_of_patches_is_their_convolution(size, bias):
+    torch.manual_seed(0)
+    patches, pixels = PatchConv2d(3, 8, (4, 5), bias=bias), torch.randn(2, 3, *size)
+    plain = torch.nn.functional.conv2d(pixels, patches.weight, patches.bias, stride=(4, 5)).permute(0, 2, 3, 1)
+    for found in (patches(pixels), product(pixels, patches.weight, patches.bias)):
+        torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-5)

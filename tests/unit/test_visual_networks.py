@@ -9,7 +9,6 @@ from torch import nn
 from tests import tiny
 from tests.families import image_size
 from visual_engines.catalog import MODELS
-from visual_engines.layers import PatchEmbed
 from vlm.executor.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext
 from vlm.layers.image_tiles import TiledVisionConfig
@@ -95,13 +94,3 @@ def features_of(network, pixels):
 def _kept(key: str, linears: set[str]) -> str:
     path, _, kind = key.rpartition(".")
     return f"{path}.kept" if path in linears and kind == "weight" else key
-
-
-@pytest.mark.parametrize("size", [(12, 20), (14, 23)], ids=["whole", "with a rest"])
-@pytest.mark.parametrize("bias", [True, False])
-@torch.inference_mode()
-def test_the_product_of_patches_is_their_convolution(size, bias):
-    torch.manual_seed(0)
-    embed = PatchEmbed((4, 5), 3, 8, bias=bias)
-    pixels = torch.randn(2, 3, *size)
-    torch.testing.assert_close(embed.product(pixels), embed.proj(pixels).permute(0, 2, 3, 1), atol=1e-6, rtol=1e-5)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.ops.patch_convolution import patch_convolution
+
 
 class _Within:
     """How many are within `whole_float32`, of any threads; `restore` sets back what held before the first."""
@@ -64,6 +66,16 @@ class Conv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         with whole_float32() if _takes_fewer_bits(input) else nullcontext():
             return super().forward(input)
+
+
+class PatchConv2d(nn.Conv2d):
+    """Maps squares that do not overlap: [n, channels, H, W] -> [n, rows, columns, width]."""
+
+    def __init__(self, channels: int, width: int, patch_size: int | tuple[int, int], *, bias: bool = True):
+        super().__init__(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return patch_convolution(input, self.weight, self.bias)
 
 
 def _takes_fewer_bits(x: Tensor) -> bool:
