@@ -13,8 +13,12 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
 from vlm.ops.activation import Activation
 
-# names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.activation.ACTIVATIONS
-ACTIVATIONS = ACTIVATION_NAMES | {"quick_gelu": "quick_gelu"}
+ACTIVATIONS = ACTIVATION_NAMES | {"quick_gelu": "quick_gelu"}  # Hugging Face's names -> vlm.ops.activation's
+
+
+def activation_of(name: str) -> Activation:
+    """Returns what a name of Hugging Face's stands for, one of ACTIVATIONS."""
+    return Activation(ACTIVATIONS[name])
 
 
 class PatchEmbed(nn.Module):
@@ -93,7 +97,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = Linear(width, {"up": inner}, axis="column", context=context)
         self.fc2 = Linear(inner, width, axis="row", context=context)
-        self.activation = Activation(ACTIVATIONS[activation])
+        self.activation = activation_of(activation)
         self.producers = {"fc2": Producer("fc1", "up")} if activation == "relu" else {}
 
     def forward(self, x: Tensor) -> Tensor:

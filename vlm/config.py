@@ -46,11 +46,8 @@ class Config:
         if unknown := sorted(set(values) - types.keys()):
             raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(types), 40)}.")
         values = {name: to_tuples(value) for name, value in values.items()}  # JSON has none
-        errors = [
-            f"{name} is {value!r}; {error}" for name, value in values.items() if (error := types[name].error(value))
-        ]
-        if errors:
-            raise ConfigError(f"{cls.__name__} cannot have these values: {listed(errors)}.")
+        if errors := _type_errors(cls, values, ";"):
+            raise ConfigError(f"{cls.__name__} cannot have these values: {listed(errors.values())}.")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +67,16 @@ def _types(config: type[Config]) -> Mapping[str, OfType]:
     """Returns the types of a configuration's fields."""
     hints = typing.get_type_hints(config)
     return {field.name: OfType(hints[field.name]) for field in dataclasses.fields(config)}
+
+
+def _type_errors(config: type[Config], values: Mapping[str, Any], separator: str) -> dict[str, str]:
+    """Returns what is wrong with values of another type than their fields', by the fields' names."""
+    types = _types(config)
+    return {
+        name: f"{name} is {value!r}{separator} {error}"
+        for name, value in values.items()
+        if (error := types[name].error(value))
+    }
 
 
 @dataclass(frozen=True)
@@ -395,9 +402,7 @@ class RuntimeConfig(Config):
 def _errors_of(config: Config) -> dict[str, str]:
     """Returns what is wrong with values, by their fields' names: with those of another type, or else beyond limits."""
     values = {name: _plain(getattr(config, name)) for name in _types(type(config))}
-    wrong = {name: kind.error(values[name]) for name, kind in _types(type(config)).items()}
-    of_types = {name: f"{name} is {values[name]!r}, {error}" for name, error in wrong.items() if error}
-    return of_types or dict(errors_of(config, ","))
+    return _type_errors(type(config), values, ",") or dict(errors_of(config, ","))
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visual_engines.layers import ACTIVATIONS
+from visual_engines.layers import ACTIVATIONS, activation_of
 from visual_engines.models import vit
 from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
@@ -20,7 +20,6 @@ from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.layers.quant.producer import Producer
-from vlm.ops.activation import Activation
 from vlm.registry.spec import ModelSpec
 
 PREFIXES = ("", "model.")
@@ -123,7 +122,7 @@ class QueryLayer(nn.Module):
         self.cross_attention = Attention(config, context, config.tower.hidden_size) if looks else None
         self.up = Linear(width, {"up": config.ffn_size}, axis="column", context=context)
         self.down = Linear(config.ffn_size, width, axis="row", context=context)
-        self.activation = Activation(ACTIVATIONS[config.activation])
+        self.activation = activation_of(config.activation)
         self.norm = LayerNorm(width, eps=config.norm_eps)
         self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from visual_engines.layers import ACTIVATIONS
+from visual_engines.layers import ACTIVATIONS, activation_of
 from visual_engines.models import vit
 from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
@@ -16,7 +16,6 @@ from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
-from vlm.ops.activation import Activation
 from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -75,7 +74,7 @@ class LlavaVision(nn.Module):
         self.config = config
         self.tower, width = ViT(config.tower, context), config.text_width
         self.up = Linear(config.tower.hidden_size, {"up": width}, bias=config.bias, axis="column", context=context)
-        self.activation = Activation(ACTIVATIONS[config.activation])
+        self.activation = activation_of(config.activation)
         self.down = Linear(width, width, bias=config.bias, axis="row", context=context)
         self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 

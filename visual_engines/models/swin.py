@@ -247,7 +247,7 @@ class PatchMerging(nn.Module):
 
 
 def merged(x: Tensor) -> Tensor:
-    """[images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 4 C]"""
+    """Makes one cell of 2 × 2: [images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 4 C]"""
     images, height, width, channels = x.shape
     x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
     x = x.reshape(images, -(-height // 2), 2, -(-width // 2), 2, channels)

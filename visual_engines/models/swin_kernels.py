@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.attention_variant import PLAIN
+from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.kernels.jit import jit
 
@@ -97,7 +99,7 @@ def window_attention(qkv: Tensor, fill: Tensor | None, bias: Tensor, window: int
     each = _windows_each(count * programs, qkv.device)
     _window_attention[(triton.cdiv(count, each) * programs,)](
         qkv, bias if fill is None else fill, bias, out, count, height, width, rows, columns,
-        dim**-0.5 * 1.4426950408889634,
+        product_scale(dim**-0.5, PLAIN),
         HEADS=heads, DIM=dim, WINDOW=window, SHIFT=shift, FILL=is_padded and fill is not None,
         T=area, D=max(16, triton.next_power_of_2(dim)), M=query_rows, EACH=each, num_warps=4,
     )  # fmt: skip
