@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 import vlm
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
-from vlm.executor import kv_cache
+from vlm.executor import kv_cache, waiting_kv
+from vlm.executor.paged_runner import PagedRunner
 from vlm.layers import attention
 from vlm.layers.attention import CrossAttention
 from vlm.layers.context import ModelContext
@@ -103,6 +104,66 @@ def test_sequences_that_are_preempted_have_their_rows_again(tmp_path_factory, ab
     few.llm.scheduler._preempt = noted
     found = few.generate(texts, **settings)
     assert preempted and [out.token_ids for out in found] == [out.token_ids for out in whole]
+
+
+@pytest.fixture
+def waiting(monkeypatch) -> list[int]:
+    """Has keys and values of every pass wait; the list is of how many sequences' were computed after all."""
+    written: list[int] = []
+    write = PagedRunner._write_waiting_kv
+
+    def noted(self: PagedRunner, sequences) -> None:
+        written.append(len(sequences))
+        write(self, sequences)
+
+    monkeypatch.setattr(waiting_kv, "LONG_ROWS", 0)
+    monkeypatch.setattr(PagedRunner, "_write_waiting_kv", noted)
+    return written
+
+
+class TestKeysAndValuesThatWait:
+    """What steps that attend to encoders' rows themselves do not read is not computed, and computed for those that do."""
+
+    def runs(self, tmp_path_factory, inputs: list[dict], *, model: str = "mini-t5", **sampling) -> list[list[int]]:
+        cache = tmp_path_factory.getbasetemp() / "absorbed-cache"
+        return answers(model, cache, inputs, RuntimeConfig(device="cpu"), **sampling)
+
+    @pytest.mark.parametrize("sampling", [{}, {"num_beams": 3}])
+    def test_nobody_computes_them_where_nobody_reads_them(self, sampling, tmp_path_factory, absorbing, waiting):
+        whole = self.runs(tmp_path_factory, TEXTS, **sampling)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CrossAttention, "write", None)  # which would be a call of None
+            assert self.runs(tmp_path_factory, TEXTS, **sampling) == whole
+        assert not waiting and absorbing
+
+    def test_they_are_computed_once_a_step_reads_them(self, tmp_path_factory, absorbing, waiting, monkeypatch):
+        """As soon as one of three texts has ended the others are too few rows to attend to."""
+        monkeypatch.setattr(waiting_kv, "LONG_ROWS", 10**9)
+        whole = self.runs(tmp_path_factory, TEXTS)
+        assert len({len(tokens) for tokens in whole}) > 1 and not waiting
+        monkeypatch.setattr(waiting_kv, "LONG_ROWS", 0)
+        pipeline = vlm.load("mini-t5", cache_dir=tmp_path_factory.getbasetemp() / "absorbed-cache", device="cpu")
+        rows = [len(pipeline.request(text).encoder_input_ids or ()) for text in TEXTS]
+        least = pipeline.config.hidden_size * (sum(rows) - min(rows) + 1)
+        monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", least)
+        assert self.runs(tmp_path_factory, TEXTS) == whole
+        assert waiting and sum(waiting) < len(TEXTS)
+
+    def test_prompts_read_them(self, tmp_path_factory, absorbing, waiting):
+        texts = [{**text, "decoder_prompt_token_ids": [0, *range(5, 5 + 2 * n)]} for n, text in enumerate(TEXTS)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(waiting_kv, "LONG_ROWS", 10**9)
+            whole = self.runs(tmp_path_factory, texts)
+        assert self.runs(tmp_path_factory, texts) == whole
+        assert waiting == [2]  # one has no prompt
+
+    def test_what_has_ended_is_forgotten(self, tmp_path_factory, absorbing, waiting):
+        cache = tmp_path_factory.getbasetemp() / "absorbed-cache"
+        pipeline = vlm.load("mini-t5", cache_dir=cache, device="cpu")
+        for _ in range(3):
+            pipeline.generate(TEXTS, max_new_tokens=4)
+        runner = pipeline.llm.executor.runner
+        assert len(runner._waiting_kv._sequences) == len(TEXTS) and not runner._waiting_kv.take()
 
 
 def test_an_engine_whose_batches_are_too_small_keeps_no_rows(tmp_path_factory, absorbing, monkeypatch):

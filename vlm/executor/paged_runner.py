@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,12 +21,21 @@ from vlm.executor.kv_cache import CacheShape, absorbing_pays
 from vlm.executor.launch_bound import LaunchBound
 from vlm.executor.micro_batches import micro_batches, split_prefills
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required, rounding_ahead
-from vlm.executor.packing import HostInputs, PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
+from vlm.executor.packing import (
+    HostInputs,
+    PackedChunks,
+    PackedInputs,
+    PackedTexts,
+    batched_by_tokens,
+    graph_rows,
+    packed,
+)
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.step_rows import StepRows
+from vlm.executor.waiting_kv import WaitingKV
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.layers.quant.w8a8 import rounds_rows
@@ -40,6 +50,7 @@ Step = Callable[[DecodeRows, SamplingPlan], None]
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
+CROSS_ROWS = 16384  # of encoders, whose keys and values are computed at once where they have waited
 
 
 class PagedRunner:
@@ -66,6 +77,7 @@ class PagedRunner:
         self.cache, self.shape, self.block_size = cache, shape, cache.block_size
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self.num_stages, self.keeps_hidden_rows = num_stages, cache.hidden is not None
+        self._waiting_kv = WaitingKV(keeps_hidden_rows=self.keeps_hidden_rows)
         self._threads = num_threads()
         self._last_hidden: Tensor | None = None  # [S, hidden], of each slot the last token that a prefill took
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
@@ -82,6 +94,8 @@ class PagedRunner:
 
     # --- prompts ---
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
+        if self._waiting_kv:  # prompts attend to keys and values
+            self._write_waiting_kv(self._waiting_kv.take(s for s, _ in prefills))
         for part in split_prefills(prefills, self.num_stages):
             self._prefill_part(part, embeds)
 
@@ -110,17 +124,31 @@ class PagedRunner:
         slots, positions = F.pad(slots, (0, extra), value=self.state.padding_slot), F.pad(positions, (0, extra))
         places = (x.to(self.device, non_blocking=True) for x in (slots, positions))
         adapted = any_adapted(sequences)
-        write = partial(self._write_cross_kv, adapted=adapted)
+        wait = self._waiting_kv.chooses(rows, adapted=adapted)
+        self._waiting_kv.note(sequences, wait=wait)
+        write = partial(self._write_features, adapted=adapted, wait=wait)
         if graphs is None:
             write(features, *places)
         else:
             inputs = F.pad(features, (0, 0, 0, rows - len(features))), *places
             graphs.replay(("write cross", adapted, rows), write, *inputs)
 
-    def _write_cross_kv(self, features: Tensor, slots: Tensor, positions: Tensor, *, adapted: bool) -> None:
+    def _write_features(
+        self, features: Tensor, slots: Tensor, positions: Tensor, *, adapted: bool, wait: bool
+    ) -> None:
+        """Writes an encoder's output into the cache, where steps attend to it itself, and its keys and values, if they
+        do not `wait`."""
         batch = self._batch(slots, positions, adapted=adapted)
-        self.decoder.write_cross_kv(features, batch)
+        if not wait:
+            self.decoder.write_cross_kv(features, batch)
         batch.attention.write_hidden(features)
+
+    def _write_waiting_kv(self, sequences: list[Sequence]) -> None:
+        """Writes keys and values of encoders' outputs that are in the cache themselves."""
+        for part in batched_by_tokens(sequences, CROSS_ROWS, attrgetter("num_features")):
+            places = packed([(s.slot, s.num_features) for s in part])
+            batch = self._batch(*(x.to(self.device, non_blocking=True) for x in places), adapted=False)
+            self.decoder.write_cross_kv(batch.attention.read_hidden(), batch)
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
@@ -129,19 +157,23 @@ class PagedRunner:
         parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences] if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
-        encode = partial(self._encode_packed, adapted=adapted)
+        wait = self._waiting_kv.chooses(texts.num_rows, adapted=adapted)
+        self._waiting_kv.note(sequences, wait=wait)
+        encode = partial(self._encode_packed, adapted=adapted, wait=wait)
         if self.graphs is None or not self._text_graphs.chooses(texts.num_rows):
             encode(texts.to_device(self.device), prompt_embeds)
         else:
             inputs = texts.inputs(self.device, self.state.padding_slot)
             embeds_by_row = self._padded(prompt_embeds, inputs.lengths[0])
-            _replay(self.graphs, ("encode texts", adapted), encode, inputs=inputs, prompt_embeds=embeds_by_row)
+            _replay(self.graphs, ("encode texts", adapted, wait), encode, inputs=inputs, prompt_embeds=embeds_by_row)
 
-    def _encode_packed(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
+    def _encode_packed(
+        self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool, wait: bool
+    ) -> None:
         ids = self._adapter_ids(inputs.slots, adapted=adapted)
         batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, ids)
         features = required(self._text_pass)(inputs.token_ids, batch)
-        self._write_cross_kv(features, inputs.slots, inputs.positions, adapted=adapted)
+        self._write_features(features, inputs.slots, inputs.positions, adapted=adapted, wait=wait)
 
     def _prefill_with_logits(
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
@@ -197,6 +229,8 @@ class PagedRunner:
         self._run("append first", self._append_first, rows, plan=plan, times=1)
 
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+        if self._waiting_kv and not self._absorbs(rows):
+            self._write_waiting_kv(self._waiting_kv.take())
         self._run("decode", self._step, rows, plan=plan, times=steps)
 
     def _run(self, what: str, step: Step, rows: DecodeRows, *, plan: SamplingPlan, times: int) -> None:

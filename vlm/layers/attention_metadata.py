@@ -47,6 +47,10 @@ class AttentionMetadata:
     def write_hidden(self, features: Tensor) -> None:
         """Puts the encoder's output [R, E] itself into the cache, where that has room for it."""
 
+    def read_hidden(self) -> Tensor:
+        """Returns the rows of the encoder's output [R, E] that `write_hidden` put into the cache."""
+        raise NotImplementedError
+
     def hidden_rows(self) -> HiddenRows | None:
         """Returns the encoder's output itself where all layers can do with it, and are faster so."""
         return None
@@ -117,15 +121,22 @@ class PagedMetadata(AttentionMetadata):
 
     def write_hidden(self, features: Tensor) -> None:
         if self.cache.hidden is not None:
-            block = self.cross_tables[self.slots.long(), self.places.long() // self.cache.block_size].long()
-            at = block * self.cache.block_size + self.places % self.cache.block_size
-            self.cache.hidden.flatten(0, 1).index_copy_(0, at, features)
+            self.cache.hidden.flatten(0, 1).index_copy_(0, self._cross_places(), features)
+
+    def read_hidden(self) -> Tensor:
+        assert self.cache.hidden is not None
+        return self.cache.hidden.flatten(0, 1).index_select(0, self._cross_places())
 
     def hidden_rows(self) -> HiddenRows | None:
         if not self.absorbs:
             return None
         assert self.cache.hidden is not None and self.cross_lengths is not None
         return HiddenRows(self.cache.hidden, self.cross_tables, self.slots, self.cross_lengths)
+
+    def _cross_places(self) -> Tensor:
+        """Returns where in the blocks of cross-attention the rows are, [R] int64."""
+        block = self.cross_tables[self.slots.long(), self.places.long() // self.cache.block_size].long()
+        return block * self.cache.block_size + self.places % self.cache.block_size
 
     def sequences(self, start: int, end: int) -> PagedMetadata:
         assert self.tiles is None

@@ -1,0 +1,44 @@
+"""Keys and values of encoders' rows that nothing has read yet: where steps attend to the rows themselves, nothing
+does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vlm.requests.sequence import Sequence
+
+# of a pass, from which on its keys and values wait: those of fewer are computed in one graph with the pass
+LONG_ROWS = 4096
+
+
+class WaitingKV:
+    """The sequences whose encoder's rows are in the cache, without their keys and values."""
+
+    def __init__(self, *, keeps_hidden_rows: bool):
+        self._keeps_hidden_rows = keeps_hidden_rows
+        self._sequences: list[Sequence] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sequences)
+
+    def chooses(self, rows: int, *, adapted: bool) -> bool:
+        """Says whether the keys and values of a pass of so many rows wait: not those that adapters change, which no
+        step does without."""
+        return self._keeps_hidden_rows and rows > LONG_ROWS and not adapted
+
+    def note(self, sequences: list[Sequence], *, wait: bool) -> None:
+        """Notes of newly encoded sequences whether their keys and values wait."""
+        if wait or self._sequences:
+            new = set(sequences)
+            self._sequences = [s for s in self._there() if s not in new] + (sequences if wait else [])
+
+    def take(self, sequences: Iterable[Sequence] | None = None) -> list[Sequence]:
+        """Returns those of `sequences`, of all where None are given, whose keys and values are to be computed now."""
+        wanted, there = None if sequences is None else set(sequences), self._there()
+        taken = [s for s in there if wanted is None or s in wanted]
+        self._sequences = [] if wanted is None else [s for s in there if s not in wanted]
+        return taken
+
+    def _there(self) -> list[Sequence]:
+        """Returns those that have slots: others have ended, or will be encoded again."""
+        return [sequence for sequence in self._sequences if sequence.slots]
