@@ -43,6 +43,11 @@ class Step:
     context: int
     is_cross: bool = False
     far: int | None = None  # the distance from which on a bias stays what it is
+    hidden: int | None = None  # how wide an encoder's rows are; None: as all heads together
+
+    @property
+    def width(self) -> int:
+        return self.hidden or self.heads * self.dim
 
 
 STEPS = {
@@ -56,6 +61,7 @@ STEPS = {
     "nougat-base-cross": Step(128, 16, 16, 64, context=588, is_cross=True),
     "flan-t5-xl": Step(128, 32, 32, 64, context=64, far=128),
     "flan-t5-xl-cross": Step(128, 32, 32, 64, context=350, is_cross=True),
+    "t5-3b-cross": Step(128, 32, 32, 128, context=350, is_cross=True, hidden=1024),
     "t5-small": Step(128, 8, 8, 64, context=32, far=128),
     "t5-small-cross": Step(128, 8, 8, 64, context=64, is_cross=True),
 }
@@ -93,9 +99,9 @@ class HiddenLayers:
     """Random hidden rows, which all layers share, and weights of theirs."""
 
     def __init__(self, step: Step):
-        blocks, width = step.rows * (step.context // BLOCK + 1), step.heads * step.dim
+        blocks, width = step.rows * (step.context // BLOCK + 1), step.width
         self.q = torch.randn(step.rows, step.heads, step.dim, device=DEVICE, dtype=DTYPE)
-        self.weights = torch.randn(LAYERS, 2 * width, width, device=DEVICE, dtype=DTYPE) * width**-0.5
+        self.weights = torch.randn(LAYERS, 2 * step.heads * step.dim, width, device=DEVICE, dtype=DTYPE) * width**-0.5
         tables = torch.randperm(blocks, device=DEVICE, dtype=torch.int32).view(step.rows, -1)
         slots = torch.arange(step.rows, device=DEVICE, dtype=torch.int32)
         lengths = torch.full((step.rows,), step.context, device=DEVICE, dtype=torch.int32)
@@ -145,15 +151,16 @@ def main() -> None:
     fits = attend_group.fits
     for name, kept in itertools.product(options.steps, options.kv_cache_dtype):
         step, dtype = STEPS[name], CACHE_TYPES[kept]
-        layers, width = Layers(step, dtype), step.heads * step.dim
+        layers = Layers(step, dtype)
         size = 2 * step.rows * step.context * step.kv_heads * step.dim * dtype.itemsize
         for kernel in ("clusters", "triton"):
             attend_group.fits = fits if kernel == "clusters" else lambda *_: False
             time = microseconds(layers)
             report(name, kept, kernel, time, size)
         attend_group.fits = fits
-        if step.is_cross and dtype == DTYPE and absorbed.fits(step.heads, step.dim, width, DTYPE, DEVICE):
-            report(name, kept, "absorbed", microseconds(HiddenLayers(step)), size // 2)
+        if step.is_cross and dtype == DTYPE and absorbed.fits(step.heads, step.dim, step.width, DTYPE, DEVICE):
+            hidden = 2 * step.rows * step.context * step.width
+            report(name, kept, "absorbed", microseconds(HiddenLayers(step)), hidden)
 
 
 def report(step: str, kept: str, kernel: str, time: float, size: int) -> None:

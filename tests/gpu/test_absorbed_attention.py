@@ -23,6 +23,11 @@ SHAPES = (
     (64, 8, 64, 512, 32, 3),
     (5, 3, 16, 256, 8, 30),
     (9, 16, 128, 1024, 16, 1),
+    # two programs a row
+    (1, 32, 128, 1024, 16, 37),
+    (128, 32, 128, 1024, 16, 22),
+    (40, 32, 128, 1024, 32, 9),
+    (70, 24, 128, 512, 16, 4),
 )
 SLOTS = 150
 
@@ -60,23 +65,25 @@ def test_rows_see_what_the_reference_sees(shape, dtype):
         assert relative(found, want) < (2e-3 if dtype is torch.float16 else 1.5e-2)
 
 
-def test_nothing_behind_the_tensors_is_read_or_written():
-    q, weight, bias, hidden, scale = inputs(SHAPES[2], torch.bfloat16)
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[8]])
+def test_nothing_behind_the_tensors_is_read_or_written(shape):
+    q, weight, bias, hidden, scale = inputs(shape, torch.bfloat16)
     want = absorbed_attention(q, weight, bias, hidden, scale)
     behind = HiddenRows(guarded(hidden.blocks[:-1].contiguous()), *map(guarded, hidden[1:]))
     found = absorbed_attention(guarded(q.contiguous()), guarded(weight), guarded(bias), behind, scale)
     assert torch.equal(found, want)
 
 
-def test_a_graph_of_it_follows_lengths_that_change():
-    q, weight, bias, hidden, scale = inputs(SHAPES[3], torch.bfloat16)
+@pytest.mark.parametrize("shape", [SHAPES[3], SHAPES[8]])
+def test_a_graph_of_it_follows_lengths_that_change(shape):
+    q, weight, bias, hidden, scale = inputs(shape, torch.bfloat16)
     absorbed_attention(q, weight, bias, hidden, scale)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = absorbed_attention(q, weight, bias, hidden, scale)
     for length in (1, 31, 32, 33, 100):
         hidden.lengths.fill_(length)
-        hidden.tables[hidden.tables == SLOTS * SHAPES[3][5]] = 0
+        hidden.tables[hidden.tables == SLOTS * shape[5]] = 0
         graph.replay()
         assert torch.equal(found, absorbed_attention(q, weight, bias, hidden, scale))
 
@@ -85,6 +92,8 @@ def test_other_shapes_have_no_kernel():
     device = torch.device("cuda")
     for heads, dim, width, dtype in (
         (32, 64, 2048, torch.bfloat16),
+        (32, 64, 1024, torch.bfloat16),
+        (48, 128, 1024, torch.bfloat16),
         (16, 80, 1280, torch.bfloat16),
         (8, 64, 640, torch.float16),
         (16, 64, 1024, torch.float32),

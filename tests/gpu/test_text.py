@@ -11,7 +11,7 @@ from tests.gpu.marks import HOPPER
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor import kv_cache
+from vlm.executor import kv_cache, waiting_kv
 from vlm.layers import attention
 from vlm.ops.absorbed_attention import absorbed_attention
 from vlm.requests.request import Request
@@ -104,11 +104,12 @@ def test_16_bit_log_probabilities_are_within_tolerance(tmp_path, family, dtype, 
 
 @HOPPER[1]
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-2), ("float16", 5e-3)])
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", ["t5", "t5 of many heads", "bart"])
 def test_steps_over_encoders_rows_find_what_those_over_keys_and_values_do(
     tmp_path, family, dtype, tolerance, monkeypatch
 ):
-    """Logits of each step up to the first one that chooses another token, texts of all lengths in one batch."""
+    """Logits of each step up to the first one that chooses another token, texts of all lengths in one batch; keys and
+    values are there, computed at admission, or wait."""
     model = wide_model(family)
     engine, texts = engine_dir(model, tmp_path, max_batch_size=8), tiny.texts(model, (14, 3, 80, 1, 60, 12, 33, 9))
     half, inputs, found, calls = rebuilt(engine, dtype=dtype), [{"encoder_input_ids": t} for t in texts], [], []
@@ -118,13 +119,15 @@ def test_steps_over_encoders_rows_find_what_those_over_keys_and_values_do(
         return absorbed_attention(*args)
 
     monkeypatch.setattr(attention, "absorbed_attention", noted)
-    for least in (10**9, 1):
-        monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", least)
-        assert not calls
+    for least, long in ((10**9, 0), (1, 10**9), (1, 0)):
+        for name in ("ABSORBED_NUMBERS", "PAIR_NUMBERS"):
+            monkeypatch.setattr(kv_cache, name, least)
+        monkeypatch.setattr(waiting_kv, "LONG_ROWS", long)
+        assert bool(calls) == (long == 0 and least == 1)
         pipe = Pipeline(half, RuntimeConfig(device="cuda"))
         found.append(pipe.generate(inputs, max_new_tokens=12, ignore_eos=True, return_generation_logits=True))
-    assert calls
-    for ours, theirs in zip(*found, strict=True):
+    assert calls and [out.token_ids for out in found[1]] == [out.token_ids for out in found[2]]
+    for ours, theirs in zip(found[0], found[1], strict=True):
         same = [a == b for a, b in zip(ours.token_ids, theirs.token_ids, strict=True)]
         count = 1 + (same.index(False) if False in same else len(same) - 1)
         a, b = (out.generation_logits[:count].double() for out in (ours, theirs))
@@ -133,7 +136,9 @@ def test_steps_over_encoders_rows_find_what_those_over_keys_and_values_do(
 
 def wide_model(family: str):
     """Returns a random model whose heads are as large as published ones'."""
-    wide = {"vocab_size": 900, "d_model": 256}
+    wide = {"vocab_size": 900, "d_model": 512 if "many heads" in family else 256}
+    if family == "t5 of many heads":
+        return tiny.t5(seed=1, spread=0.03, d_kv=128, num_heads=32, d_ff=256, **wide)
     if family == "t5":
         return tiny.t5(seed=1, spread=0.05, d_kv=64, d_ff=512, feed_forward_proj="gated-gelu", **wide)
     return tiny.bart(seed=5, spread=0.03, decoder_attention_heads=4, encoder_attention_heads=4, **wide)

@@ -122,7 +122,7 @@ def waiting(monkeypatch) -> list[int]:
 
 
 class TestKeysAndValuesThatWait:
-    """What steps that attend to encoders' rows themselves do not read is not computed, and computed for those that do."""
+    """What steps that attend to encoders' rows themselves do not read is computed for those that do."""
 
     def runs(self, tmp_path_factory, inputs: list[dict], *, model: str = "mini-t5", **sampling) -> list[list[int]]:
         cache = tmp_path_factory.getbasetemp() / "absorbed-cache"
@@ -234,6 +234,22 @@ def test_its_kernel_compiles(heads, width, x_type):
     for splits in (1, 2, 4):
         values = size | {"SPLITS": splits, "X_TYPE": x_type}
         assert nvrtc.compiled("absorbed_attention.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
+@pytest.mark.parametrize(("heads", "width", "x_type"), [(32, 1024, 0), (32, 1024, 1), (24, 512, 1)])
+def test_its_kernel_of_two_programs_a_row_compiles(heads, width, x_type):
+    size = {"HEADS": heads, "WIDTH": width, "BLOCK": 16, "STAGES": kernels.PAIR_STAGES, "WARPS": kernels.PAIR_WARPS}
+    values = size | {"X_TYPE": x_type}
+    assert nvrtc.compiled("absorbed_pair.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
+    assert kernels.pair_shared_memory(heads, width) <= 227 * 1024
+
+
+def test_two_programs_have_a_row_where_keys_and_values_are_far_wider():
+    t5_3b, flan_t5_xl, bart_large = (32, 128, 1024), (32, 64, 2048), (16, 64, 1024)
+    assert kernels.fits_pair(*t5_3b) and not kernels.fits_program(32, 1024)
+    assert not kernels.fits_pair(*flan_t5_xl) and not kernels.fits_pair(*bart_large)
+    assert not kernels.fits_pair(32, 64, 1024) and not kernels.fits_pair(48, 128, 1024)
 
 
 def test_programs_share_a_context_where_processors_are_left():

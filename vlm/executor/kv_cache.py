@@ -12,11 +12,12 @@ from vlm.executor.networks import DecoderNetwork
 from vlm.layers.attention import CrossAttention
 from vlm.ops.absorbed_attention import has_kernel
 from vlm.ops.paged_kv import KVCache, bytes_of
+from vlm.ops.tiles import PROGRAM_HEADS
 from vlm.parallel.mapping import Mapping
 
-# of encoders' rows, from which on a step attends to these themselves: it saves as many numbers of keys and values,
-# which an H200 reads in 14 us, and the products around it cost about that
-ABSORBED_NUMBERS = 30_000_000
+# of keys and values that a step need not read, from which on it attends to encoders' rows themselves: an H200 reads
+# them in 14 us, and the products around it cost about that; where two programs share a row's heads, more
+ABSORBED_NUMBERS, PAIR_NUMBERS = 30_000_000, 80_000_000
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, mapping
     return kv + hidden_size * block_size * dtype.itemsize
 
 
-def absorbing_pays(rows: int, width: int) -> bool:
-    """Says whether a step is faster that attends to so many rows of encoders themselves."""
-    return rows * width >= ABSORBED_NUMBERS
+def absorbing_pays(rows: int, width: int, model: ModelConfig) -> bool:
+    """Says whether a step is faster that attends to so many rows of encoders, of this width, themselves."""
+    saved = rows * (2 * model.num_kv_heads * model.head_dim - width)
+    return saved >= (ABSORBED_NUMBERS if model.num_kv_heads <= PROGRAM_HEADS else PAIR_NUMBERS)
 
 
 def hidden_size_of(decoder: DecoderNetwork, limits: EngineLimits, dtype: torch.dtype, device: torch.device) -> int:
@@ -52,7 +54,7 @@ def hidden_size_of(decoder: DecoderNetwork, limits: EngineLimits, dtype: torch.d
     if not layers or not all(layer.absorbs for layer in layers):
         return 0
     heads, head_dim, width = layers[0].kv_heads[0], layers[0].head_dim, layers[0].kv.in_features
-    pays = absorbing_pays(limits.max_batch_size * limits.max_encoder_input_len, width)
+    pays = absorbing_pays(limits.max_batch_size * limits.max_encoder_input_len, width, decoder.config)
     return width if pays and has_kernel(heads, head_dim, width, dtype, device) else 0
 
 

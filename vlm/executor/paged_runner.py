@@ -133,9 +133,7 @@ class PagedRunner:
             inputs = F.pad(features, (0, 0, 0, rows - len(features))), *places
             graphs.replay(("write cross", adapted, rows), write, *inputs)
 
-    def _write_features(
-        self, features: Tensor, slots: Tensor, positions: Tensor, *, adapted: bool, wait: bool
-    ) -> None:
+    def _write_features(self, features: Tensor, slots: Tensor, positions: Tensor, *, adapted: bool, wait: bool) -> None:
         """Writes an encoder's output into the cache, where steps attend to it itself, and its keys and values, if they
         do not `wait`."""
         batch = self._batch(slots, positions, adapted=adapted)
@@ -292,7 +290,9 @@ class PagedRunner:
         """Says whether a step attends to encoders' rows themselves: where that pays, and no adapter changes their keys
         and values."""
         hidden = self.cache.hidden
-        return hidden is not None and not rows.adapted and absorbing_pays(rows.cross_rows, hidden.shape[2])
+        if hidden is None or rows.adapted:
+            return False
+        return absorbing_pays(rows.cross_rows, hidden.shape[2], self.config)
 
     def _logits(self, step: StepRows, *, adapted: bool, absorbs: bool) -> Tensor:
         """Returns the logits [R, V] of a step's rows."""

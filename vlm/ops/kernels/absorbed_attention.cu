@@ -17,11 +17,10 @@
 constexpr bool IN_BFLOAT16 = X_TYPE == BFLOAT16;
 
 #include "mma.cuh"
+#include "absorbed.cuh"
 
-constexpr int WARPS = 8, LANES = 32;
+constexpr int WARPS = 8;
 constexpr int CONSUMERS = LANES * WARPS, THREADS = CONSUMERS + LANES;
-constexpr int ROWS = 16;                              // heads, and those that are none
-constexpr int TILE = 16;                              // hidden rows
 constexpr int COLUMNS = WIDTH / WARPS;                // of a warp
 constexpr int ROW = 2 * WIDTH, PITCH = ROW + 16;      // bytes: matrices of eight rows are in all banks
 constexpr int STAGE = TILE * PITCH;
@@ -32,36 +31,15 @@ constexpr int PARTS = STAGES * STAGE;                 // where what lies
 constexpr int TO_WEIGHTS = PARTS + 4 * WARPS * ROWS * SCORES;
 constexpr int SHRINKS = TO_WEIGHTS + ROWS * WEIGHTS, TOTALS = SHRINKS + 4 * ROWS;
 constexpr int BARRIERS = TOTALS + 8 * ROWS;
-constexpr float LOWEST = -1e30f;
 static_assert(COLUMNS % 32 == 0 && HEADS <= ROWS && ROWS * SUMS <= PARTS, "");
 
 // Waits for the warps that multiply.
 __device__ __forceinline__ void consumers_sync() { warps_meet<1, CONSUMERS>(); }
 
-template <bool TURNED> __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 at) {
-    if (TURNED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 first, u32 second) {
-    multiply_add(c, a[0], a[1], a[2], a[3], first, second);
-}
-
-__device__ __forceinline__ void store_two(u32 to, float first, float second) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
-}
-
 __device__ __forceinline__ void load_four(float (&to)[4], u32 at) {
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(at) : "memory");
 }
-
-// The largest, or the sum, of what the lanes of a head have.
-template <bool MAX> __device__ __forceinline__ float of_head(float value) { return of_row<MAX, TILE>(value); }
 
 // What a warp knows: of its columns all heads' queries and sums, and of two heads how scores become weights.
 struct Warp {

@@ -1,4 +1,5 @@
-"""Attention over an encoder's hidden rows (compute capability 9.0): absorbed_attention.cu between two products a head.
+"""Attention over an encoder's hidden rows (compute capability 9.0): absorbed_attention.cu between two products a head,
+absorbed_pair.cu where a program has no room for all heads.
 
 The weights of the first one, and the first hidden rows, are requested while the kernels ahead of them end.
 """
@@ -19,12 +20,17 @@ from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.paged_kv import HiddenRows
+from vlm.ops.tiles import PROGRAM_HEADS
 
-MOST_HEADS, COLUMNS, WIDEST = 16, 256, 1024  # the tensor cores' rows; of which the width is a multiple, up to this
+COLUMNS, WIDEST = 256, 1024  # of which the width is a multiple, up to this
 STAGES = 3  # of a program: with more of them no kernel ahead has room beside it
 WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
+PAIR_HEADS, PAIR_COLUMNS = 32, 512  # at most, and likewise, where two programs have a row
+PAIR_NARROWER = 8  # times narrower than its keys and values a row is then, at least: with less of it these are faster
+PAIR_STAGES, PAIR_WARPS, INBOXES = 5, 8, 4
 KEY_COLUMNS, KEY_ROWS = 128, 128  # of a program's product with keys' weights
 VALUE_INPUTS, VALUE_ROWS = 256, 16  # of a step of, and of a program's product with values' weights
+PAIR_VALUE_INPUTS, PAIR_VALUE_ROWS = 128, 32
 
 
 @dependent
@@ -74,8 +80,20 @@ def num_splits(rows: int, processors: int) -> int:
 def fits(heads: int, dim: int, width: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Tells whether there is a kernel for so many heads over hidden rows of this width."""
     powers = dim >= 16 and dim & dim - 1 == 0
-    there = dtype in X_TYPES and nvrtc.copies_boxes(device) and heads <= MOST_HEADS and powers
-    return there and width % COLUMNS == 0 and width <= WIDEST
+    there = dtype in X_TYPES and nvrtc.copies_boxes(device) and powers and width <= WIDEST
+    return there and (fits_program(heads, width) or fits_pair(heads, dim, width))
+
+
+def fits_program(heads: int, width: int) -> bool:
+    """Tells whether a program has room for a row: absorbed_attention.cu."""
+    return heads <= PROGRAM_HEADS and width % COLUMNS == 0
+
+
+def fits_pair(heads: int, dim: int, width: int) -> bool:
+    """Tells whether two programs have room for a row, and are faster than attention to keys and values:
+    absorbed_pair.cu."""
+    narrow = PAIR_NARROWER * width <= 2 * heads * dim
+    return PROGRAM_HEADS < heads <= PAIR_HEADS and width % PAIR_COLUMNS == 0 and narrow
 
 
 def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: HiddenRows, scale: float) -> Tensor:
@@ -87,32 +105,60 @@ def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: H
         q, weight, queries, rows, q.stride(0),
         HEADS=heads, D=dim, E=width, M=tile, N=KEY_COLUMNS, num_warps=8 if tile == KEY_ROWS else 4,
     )  # fmt: skip
-    splits = num_splits(rows, num_processors(q.device))
-    constants = {
-        "X_TYPE": X_TYPES[q.dtype], "HEADS": heads, "WIDTH": width, "BLOCK": hidden.blocks.shape[1],
-        "STAGES": STAGES, "SPLITS": splits,
-    }  # fmt: skip
-    _kernel(tuple(constants.items()), q.device).launch(
-        (splits, rows, 1), 32 * (WARPS + 1), queries, *hidden, mixed, product_scale(scale, PLAIN),
-        hidden.tables.stride(0), cluster=splits,
-    )  # fmt: skip
+    is_pair = heads > PROGRAM_HEADS
+    attend = _attend_in_pairs if is_pair else _attend
+    attend(queries, hidden, mixed, product_scale(scale, PLAIN))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    _apply_values[(heads, triton.cdiv(rows, VALUE_ROWS))](
+    several, inputs = (PAIR_VALUE_ROWS, PAIR_VALUE_INPUTS) if is_pair else (VALUE_ROWS, VALUE_INPUTS)
+    _apply_values[(heads, triton.cdiv(rows, several))](
         mixed, weight, weight if bias is None else bias, out, rows,
-        HEADS=heads, D=dim, E=width, M=VALUE_ROWS, K=VALUE_INPUTS, BIAS=bias is not None, num_warps=4, num_stages=4,
+        HEADS=heads, D=dim, E=width, M=several, K=inputs, BIAS=bias is not None, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
+
+
+def _attend(queries: Tensor, hidden: HiddenRows, out: Tensor, scale: float) -> None:
+    """Writes sums of hidden rows [R, H, E], weighed by queries [R, H, E]."""
+    rows, heads, width = queries.shape
+    splits = num_splits(rows, num_processors(queries.device))
+    constants = {
+        "X_TYPE": X_TYPES[queries.dtype], "HEADS": heads, "WIDTH": width, "BLOCK": hidden.blocks.shape[1],
+        "STAGES": STAGES, "SPLITS": splits,
+    }  # fmt: skip
+    _kernel("absorbed_attention", tuple(constants.items()), shared_memory(width), queries.device).launch(
+        (splits, rows, 1), 32 * (WARPS + 1), queries, *hidden, out, scale, hidden.tables.stride(0), cluster=splits
+    )
+
+
+def _attend_in_pairs(queries: Tensor, hidden: HiddenRows, out: Tensor, scale: float) -> None:
+    """Does so with two programs a row."""
+    rows, heads, width = queries.shape
+    constants = {
+        "X_TYPE": X_TYPES[queries.dtype], "HEADS": heads, "WIDTH": width, "BLOCK": hidden.blocks.shape[1],
+        "STAGES": PAIR_STAGES, "WARPS": PAIR_WARPS,
+    }  # fmt: skip
+    _kernel("absorbed_pair", tuple(constants.items()), pair_shared_memory(heads, width), queries.device).launch(
+        (2, rows, 1), 32 * PAIR_WARPS, queries, *hidden, out, scale, hidden.tables.stride(0), cluster=2
+    )
 
 
 def shared_memory(width: int) -> int:
     """Returns the bytes of a program: tiles, all warps' products, weights and what they are of, two barriers a
     stage."""
-    rows = MOST_HEADS
+    rows = PROGRAM_HEADS
     beside = 4 * WARPS * rows * (TILE + 8) + rows * (2 * TILE + 16) + 4 * rows + 8 * rows
     return STAGES * (TILE * (2 * width + SLICE) + 16) + beside
 
 
+def pair_shared_memory(heads: int, width: int) -> int:
+    """Returns the bytes of one program of two: half the columns of tiles, all warps' products, what the other one has
+    told, weights and what they are of, a barrier a stage and a place where it tells."""
+    rows = triton.cdiv(heads, PROGRAM_HEADS) * PROGRAM_HEADS
+    told = INBOXES * (4 * rows * TILE + 8)
+    beside = 4 * PAIR_WARPS * rows * (TILE + 8) + told + rows * (2 * TILE + 16) + 4 * rows + 4 * rows
+    return PAIR_STAGES * (TILE * (width + SLICE) + 8) + beside
+
+
 @functools.cache
-def _kernel(constants: tuple[tuple[str, int], ...], device: torch.device) -> nvrtc.CudaKernel:
-    values = dict(constants)
-    return nvrtc.CudaKernel("absorbed_attention.cu", "absorbed_attention", values, shared_memory(values["WIDTH"]))
+def _kernel(name: str, constants: tuple[tuple[str, int], ...], shared: int, device: torch.device) -> nvrtc.CudaKernel:
+    return nvrtc.CudaKernel(f"{name}.cu", name, dict(constants), shared)
