@@ -33,12 +33,6 @@ constexpr int FROM_OTHER = PARTS + 4 * WARPS * PART, TO_WEIGHTS = FROM_OTHER + I
 constexpr int SHRINKS = TO_WEIGHTS + ALL * WEIGHTS, TOTALS = SHRINKS + 4 * ALL, BARRIERS = TOTALS + 4 * ALL;
 static_assert(COLUMNS % 32 == 0 && ALL * TILE % THREADS == 0, "");
 
-// Writes a number to the other program's memory, whose barrier counts its bytes.
-__device__ __forceinline__ void send(u32 to, float x, u32 barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
-                 ::"r"(to), "r"(__float_as_uint(x)), "r"(barrier) : "memory");
-}
-
 // What a warp knows: of its columns all heads' queries and sums; and a thread how its scores become weights.
 struct Warp {
     u32 query[GROUPS][COLUMNS / 16][4];
@@ -114,7 +108,7 @@ struct Warp {
     // Turns scores of a tile into weights; `own`: this program's part of them, `left`: how many of its rows are there.
     __device__ __forceinline__ void weigh(const float (&own)[OWN], int tile, float scale, int left) {
         const int inbox = tile % INBOXES;
-        barrier_wait(arrived + 8 * inbox, tile / INBOXES % 2);
+        barrier_wait_for_other(arrived + 8 * inbox, tile / INBOXES % 2);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             float x = own[i] + float_at(memory + FROM_OTHER + inbox * INBOX + 4 * (threadIdx.x + i * THREADS));

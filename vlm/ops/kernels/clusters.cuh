@@ -1,5 +1,5 @@
-// Programs of a cluster, which read and write each other's shared memory (absorbed_attention.cu, attend.cu, attend_group.cu,
-// gemm.cu), behind vectors.cuh.
+// Programs of a cluster, which read and write each other's shared memory (absorbed_attention.cu, absorbed_pair.cu, attend.cu,
+// attend_group.cu, gemm.cu), behind vectors.cuh.
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
@@ -8,6 +8,23 @@ __device__ __forceinline__ void cluster_meets() { cluster_arrive(), cluster_wait
 // Does so where all lanes of a warp are together.
 __device__ __forceinline__ void cluster_meets_aligned() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Does what barrier_wait() does (barriers.cuh), and shows what another program of the cluster has written.
+__device__ __forceinline__ void barrier_wait_for_other(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;"
+            " selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+
+// Writes a number to a program of the cluster, a barrier of which counts its bytes.
+__device__ __forceinline__ void send(u32 to, float x, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                 ::"r"(to), "r"(__float_as_uint(x)), "r"(barrier) : "memory");
 }
 
 // Where a program of the cluster has what this one has at an address.

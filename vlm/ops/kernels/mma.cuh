@@ -1,4 +1,4 @@
-// Products of a warp, in registers (absorbed_attention.cu, attend_group.cu, gemv.cu), behind vectors.cuh.
+// Products of a warp, in registers (absorbed.cuh, attend_group.cu, gemv.cu), behind vectors.cuh.
 //
 // Defined before it is included: IN_BFLOAT16 (products; others are in float16).
 
