@@ -104,6 +104,9 @@ COMMANDS = (
     ("flan-t5-xl-batch-128", 100,
      "text --arch flan-t5-xl --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 350,128 "
      "--hf-new-tokens 16 --repeats 5 --hf-repeats 2 --profile"),
+    ("t5-3b-batch-128", 100,
+     "text --arch t5-3b --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 350,128 "
+     "--hf-new-tokens 16 --repeats 5 --hf-repeats 2 --profile"),
     ("blip2-flan-t5-xl-prompt", 120,
      "prompt --arch blip2-flan-t5-xl --random-weights --dtype bfloat16 --batch-size 1;8;32 "
      "--input-output-len 12,30 --repeats 5 --hf-repeats 3"),

@@ -94,6 +94,7 @@ T5 = FamilySpec(
     architectures={
         "t5-small": lambda: _t5(512, 2048, 6, 8, v1_1=False),
         "t5-base": lambda: _t5(768, 3072, 12, 12, v1_1=False),
+        "t5-3b": lambda: _t5(1024, 16384, 24, 32, v1_1=False) | {"d_kv": 128},
         "flan-t5-base": lambda: _t5(768, 2048, 12, 12, v1_1=True),
         "flan-t5-large": lambda: _t5(1024, 2816, 24, 16, v1_1=True),
         "flan-t5-xl": lambda: _t5(2048, 5120, 24, 32, v1_1=True),
