@@ -117,10 +117,9 @@ def _ends(hf: dict[str, Any], default: int) -> dict[str, Any]:
 
 
 def config_from_weights(config: GPT2Config, tensors: Mapping[str, Tensor]) -> GPT2Config:
-    """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
+    """Returns the configuration with a head of its own where the weights hold one that is not the embedding's."""
     head = HEADS[1] if config.source[0] == "nemo" else HEADS[0]
-    tied = head not in tensors or (config.tied and is_tied(head, EMBEDDINGS, tensors))
-    return dataclasses.replace(config, tied=tied)
+    return dataclasses.replace(config, tied=config.tied and is_tied(head, EMBEDDINGS, tensors))
 
 
 class Block(nn.Module):

@@ -33,9 +33,8 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def config_from_weights(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
-    """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
-    tied = HEAD not in tensors or (config.tied and is_tied(HEAD, [EMBEDDING], tensors))
-    return dataclasses.replace(config, tied=tied)
+    """Returns the configuration with a head of its own where the weights hold one that is not the embedding's."""
+    return dataclasses.replace(config, tied=config.tied and is_tied(HEAD, [EMBEDDING], tensors))
 
 
 def _norm(config: LlamaConfig) -> RmsNorm:

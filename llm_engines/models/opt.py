@@ -83,9 +83,8 @@ def parse(hf: dict[str, Any]) -> OPTConfig:
 
 
 def config_from_weights(config: OPTConfig, tensors: Mapping[str, Tensor]) -> OPTConfig:
-    """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
-    tied = HEAD not in tensors or (config.tied and is_tied(HEAD, [EMBEDDING], tensors))
-    return dataclasses.replace(config, tied=tied)
+    """Returns the configuration with a head of its own where the weights hold one that is not the embedding's."""
+    return dataclasses.replace(config, tied=config.tied and is_tied(HEAD, [EMBEDDING], tensors))
 
 
 class Block(nn.Module):

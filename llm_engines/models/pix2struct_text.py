@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from llm_engines.models.t5 import DEFAULT_LENGTH, T5Config, T5Decoder
 from vlm.convert.config_reader import ConfigReader, token_id
-from vlm.convert.rules import Fuse, Rename, Tied, is_tied
+from vlm.convert.rules import Fuse, Rename, Tied
 from vlm.registry.spec import ModelSpec
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -55,11 +51,6 @@ def parse(hf: dict[str, Any]) -> T5Config:
     return T5Config(**config)
 
 
-def config_from_weights(config: T5Config, tensors: Mapping[str, Tensor]) -> T5Config:
-    """Returns the configuration with a tied head where none of its own is stored."""
-    return config if config.tied else dataclasses.replace(config, tied=is_tied(HEAD, [EMBEDDING], tensors))
-
-
 def rules(config: T5Config) -> list[Any]:
     """Returns weight rules of `Pix2StructTextModel`."""
     layer, block = "layer.{}.", "blocks.{}."
@@ -83,4 +74,4 @@ def rules(config: T5Config) -> list[Any]:
     return weight_rules if config.tied else [*weight_rules, Rename(HEAD, "head.weight")]
 
 
-SPEC = ModelSpec("pix2struct-text", T5Config, parse, T5Decoder, rules, config_from_weights)
+SPEC = ModelSpec("pix2struct-text", T5Config, parse, T5Decoder, rules)

@@ -138,7 +138,7 @@ IDEFICS3 = FamilySpec(
     summary="Images and text, pages to markdown: SmolVLM, SmolVLM2, Granite-Docling (ibm-granite/granite-docling-258M)",
     roles={
         "visual": Role("idefics3-vision"),
-        "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
+        "decoder": Role("llama", config_key="text_config", weight_prefix="language_model.", tied=False),
     },
     matches=lambda config: config.get("model_type") in ("idefics3", "smolvlm"),
     renames={

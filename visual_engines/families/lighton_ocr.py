@@ -65,7 +65,7 @@ LIGHTON_OCR = FamilySpec(
     summary="Document pages to text: LightOnOCR (lightonai/LightOnOCR-*)",
     roles={
         "visual": Role("lighton-ocr-vision"),
-        "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
+        "decoder": Role("llama", config_key="text_config", weight_prefix="language_model.", tied=True),
     },
     matches=is_lighton,
     renames={

@@ -69,7 +69,7 @@ LLAVA = FamilySpec(
     summary="Images and text to text: LLaVA-1.5 (llava-hf/llava-1.5-*)",
     roles={
         "visual": Role("llava-vision"),
-        "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
+        "decoder": Role("llama", config_key="text_config", weight_prefix="language_model.", tied=False),
     },
     matches=lambda config: config.get("model_type") == "llava",
     renames={

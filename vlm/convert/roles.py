@@ -29,9 +29,17 @@ def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> RoleConfigs:
     keys = [role.config_key for role in spec.roles.values() if role.config_key]
     if absent := [key for key in keys if not isinstance(hf.get(key), dict)]:
         raise ConfigError(f"the configuration of this {spec.name} model lacks its part {listed(absent)}.")
-    parts = {name: hf[role.config_key] if role.config_key else hf for name, role in spec.roles.items()}
     roles = spec.roles.items()
-    return RoleConfigs.from_roles({name: model_spec(role.model).parse(parts[name]) for name, role in roles})
+    return RoleConfigs.from_roles({name: model_spec(role.model).parse(_part(role, hf)) for name, role in roles})
+
+
+def _part(role: Role, hf: dict[str, Any]) -> dict[str, Any]:
+    """Returns a role's part of a configuration; a head that the whole says is tied is tied there, too."""
+    if not role.config_key:
+        return hf
+    part = hf[role.config_key]
+    is_tied = role.tied is not None and hf.get("tie_word_embeddings", role.tied)
+    return part | {"tie_word_embeddings": True} if is_tied else part
 
 
 def module_layout(spec: ModelSpec, config: Config, context: ModelContext | None = None) -> Layout:

@@ -100,6 +100,9 @@ class Role:
     # which weights Hugging Face's class runs as compressed-tensors keeps them; not with "unpacked" those of words of 32
     # bits. Before a decoder it runs none.
     hf_runs: Literal["all", "unpacked", "none"] = "all"
+    # is the head tied where config.json names no tie_word_embeddings? True outside of the sub-config holds for it, too;
+    # None: the sub-config alone is read
+    tied: bool | None = None
 
 
 @dataclass(frozen=True)
