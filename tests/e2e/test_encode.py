@@ -76,6 +76,23 @@ def test_a_text_that_cannot_be_encoded_costs_that_text(folder, tmp_path):
     assert {name.partition(".")[0] for name in np.load(tmp_path / "states.npz")} == {"0", "3"}
 
 
+def test_a_line_that_is_no_text_costs_that_line(folder, tmp_path):
+    path, _ = folder
+    lines = b"w3 w4\n\xff\xfe w1\nw2 \x00\nw9\n"
+    result = call("-", "--model", path, stdin=lines)
+    assert result.exit_code == 1
+    assert [json.loads(line)["input"] for line in result.stdout.splitlines()] == ["w3 w4", "w9"]
+    for number, words in ((2, "it is not UTF-8 (byte 1 of it)."), (3, "it has a NUL character")):
+        assert f"vlm: stdin line {number}: {words}" in result.stderr
+    result = call("-", "--model", path, "-o", tmp_path / "states.npz", stdin=lines)
+    assert result.exit_code == 1 and result.stderr.count("vlm: stdin line") == 2
+    assert {name.partition(".")[0] for name in np.load(tmp_path / "states.npz")} == {"0", "3"}
+    result = call("-", "--model", path, stdin=b"\xff\n")
+    assert result.exit_code == 2 and "vlm: stdin line 1: it is not UTF-8 (byte 1 of it)." in result.stderr
+    result = call("-", "--model", path, "-o", tmp_path / "none.npz", stdin=b"\xff\n\xff\n")
+    assert result.exit_code == 1 and result.stderr.count("it is not UTF-8") == 2
+
+
 def test_what_is_wrong_is_said(folder, tmp_path):
     path, _ = folder
     for arguments, words in (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Encoding, Pipeline
 
 SUFFIXES = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input of the encoder, or why there is none."""
+
+    place: str  # what it is called
+    fields: dict[str, Any]
+    error: str | None = None
 
 
 @command
@@ -49,8 +59,8 @@ def encode(
 
     --out holds, for input number i, `i.last_hidden_state` [tokens, hidden], `i.token_ids` of a text, and on request
     `i.hidden_states.k` (embeddings first, the last one normalized) and `i.attentions.k` [heads, tokens, tokens].
-    Without it each input gives a line of JSON: its tokens and the mean of its last hidden states. One that is empty or
-    too long is named and left out, and the exit code is 1.
+    Without it each input gives a line of JSON: its tokens and the mean of its last hidden states. One that fails
+    (empty, not UTF-8, too long) is named on stderr and left out; the others are done and the exit code is 1.
 
     \b
     Examples:
@@ -64,60 +74,71 @@ def encode(
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
     extras = extras.among(options.adapters)
-    inputs, places = _inputs(text or [], image or [])
-    inputs = [{**options.adapter, **each} for each in extras.on_inputs(inputs)]
-    if image and any("lora" in each for each in inputs):
+    sources = _sources(text or [], image or [])
+    inputs = extras.on_inputs([source.fields for source in sources])
+    sources = [replace(s, fields={**options.adapter, **each}) for s, each in zip(sources, inputs, strict=True)]
+    if image and any("lora" in source.fields for source in sources):
         raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
     pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
         encoded = []
-        for number, encoding in _each(pipeline, inputs, places, fields):
-            _print(inputs[number], encoding)
+        for number, encoding in _each(pipeline, sources, fields):
+            _print(sources[number].fields, encoding)
             encoded.append(number)
     else:
-        encoded = _all(pipeline, inputs, places, {"hidden_states": hidden_states, "attentions": attentions, **fields})
+        encoded = _all(pipeline, sources, {"hidden_states": hidden_states, "attentions": attentions, **fields})
         _write(out, encoded)
         print(out)
-    if len(encoded) < len(inputs):
+    if len(encoded) < len(sources):
         raise typer.Exit(PARTLY_FAILED)
 
 
-def _inputs(texts: list[str], images: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the inputs, and what each is called."""
+def _sources(texts: list[str], images: list[str]) -> list[Source]:
+    """Reads the arguments, and stdin. Raises InputError where there is no input, and for a lone one that cannot be
+    read."""
     if bool(texts) == bool(images):
         raise InputError('give texts or images: vlm encode "A sentence.", or vlm encode --image page.png.')
     if images:
-        return [{"images": [name]} for name in images], images
-    items = list(from_arguments(texts))
-    if not items:
+        return [Source(name, {"images": [name]}) for name in images]
+    sources = [Source(item.place, {"text": item.text}, item.error) for item in from_arguments(texts)]
+    if not sources:
         raise InputError("stdin is empty; `vlm encode -` reads a text a line from it.")
-    if failed := next((item for item in items if item.error), None):
-        raise InputError(f"{failed.place}: {failed.error}.")
-    return [{"text": item.text} for item in items], [item.place for item in items]
+    if len(sources) == 1 and sources[0].error:
+        raise InputError(f"{sources[0].place}: {sources[0].error}.")
+    return sources
 
 
-def _each(
-    pipeline: Pipeline, inputs: list[dict[str, Any]], places: list[str], options: dict[str, Any]
-) -> Iterator[tuple[int, Encoding]]:
+def _each(pipeline: Pipeline, sources: Sequence[Source], options: dict[str, Any]) -> Iterator[tuple[int, Encoding]]:
     """Yields the number and the states of each input; says what is wrong with one of several and goes on."""
-    for number, source in enumerate(inputs):
+    for number, source in enumerate(sources):
+        if source.error is not None:
+            _print_unreadable(source)
+            continue
         try:
-            yield number, pipeline.encode(source, **options)
+            yield number, pipeline.encode(source.fields, **options)
         except VlmError as error:
-            if len(inputs) == 1:
+            if len(sources) == 1:
                 raise
-            print_error(f"{places[number]}: {with_flags(error)}")
+            print_error(f"{source.place}: {with_flags(error)}")
 
 
-def _all(
-    pipeline: Pipeline, inputs: list[dict[str, Any]], places: list[str], options: dict[str, Any]
-) -> dict[int, Encoding]:
-    """Returns the states of inputs by their numbers, which were encoded together where nothing is wrong with any."""
+def _all(pipeline: Pipeline, sources: Sequence[Source], options: dict[str, Any]) -> dict[int, Encoding]:
+    """Returns the states of inputs by their numbers, which were encoded together where nothing is wrong with any that
+    could be read."""
+    readable = [number for number, source in enumerate(sources) if source.error is None]
     try:
-        return dict(enumerate(pipeline.encode(inputs, **options)))
+        encodings = pipeline.encode([sources[number].fields for number in readable], **options)
     except VlmError:
-        return dict(_each(pipeline, inputs, places, options))
+        return dict(_each(pipeline, sources, options))
+    for source in sources:
+        if source.error is not None:
+            _print_unreadable(source)
+    return dict(zip(readable, encodings, strict=True))
+
+
+def _print_unreadable(source: Source) -> None:
+    print_error(f"{source.place}: {source.error}.")
 
 
 def _print(source: dict[str, Any], encoding: Encoding) -> None:
