@@ -353,6 +353,24 @@ def test_a_small_sample_says_so_and_seeds_repeat():
     assert lines[2].startswith("cost: 0.15 (0.15 to 0.15) at 2 an hour") and lines[-1].endswith("90% intervals")
 
 
+def test_one_page_of_several_tells_no_interval():
+    census, sample = census_of(5, 5), even(1)
+    estimate = predict(sample, census, engines=1, gpu_price=2.0, seed=0)
+    assert (estimate.pages.low, estimate.pages.high) == (10, 10)
+    assert estimate.error_rate.low == 0 and estimate.error_rate.high == pytest.approx(0.95)
+    for value in (estimate.seconds, estimate.pages_per_second, estimate.tokens, estimate.cost):
+        assert value.estimate > 0 and value.low is None and value.high is None
+    report = EstimateReport(estimate, census, sample, 0, 2.0)
+    assert json.loads(json.dumps(report.as_json()))["seconds"] == {
+        "estimate": estimate.seconds.estimate, "low": None, "high": None,
+    }  # fmt: skip
+    lines = list(report.lines())
+    assert [line for line in lines if " to " in line] == ["bad pages: 0.00% (0.00% to 95.00%)"]
+    assert lines[-1].endswith("in brackets: 90% intervals; a larger --sample tells those of the other numbers")
+    whole = predict(sample, census_of(1), engines=1, gpu_price=None, seed=0)
+    assert whole.seconds.low == whole.seconds.high, "nothing is left open"
+
+
 @pytest.mark.parametrize(("field", "value"), [("sample", 0), ("seed", -1)])
 def test_numbers_that_no_sample_has(field, value):
     with pytest.raises(InputError, match=f"--{field} is {value}; it must be at least"):

@@ -52,7 +52,7 @@ def estimate(
     """Tell how long `vlm ocr` takes for documents and what it costs, from a sample of their pages.
 
     Pages are drawn at random (--seed) and read as `vlm ocr` reads them; nothing is written. Each number has an interval
-    of 90%. Loading the model is not part of the time.
+    of 90%, but for those of a sample of one page. Loading the model is not part of the time.
 
     \b
     Examples:

@@ -15,11 +15,11 @@ LEVEL = 0.9
 
 @dataclass(frozen=True)
 class Value:
-    """A number, and between which it lies 9 times of 10."""
+    """A number, and between which it lies 9 times of 10; None where a sample does not tell."""
 
     estimate: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
 
     @classmethod
     def from_draws(cls, draws: Array) -> Value:

@@ -44,16 +44,23 @@ def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | 
     start = np.maximum(start, sample.first_seconds - first[: sample.num_untimed].sum() / rate)
     seconds = start + pages * work / count / rate * _cost_beside_sample(sample, census, binding)
     cost = None if gpu_price is None else gpu_price * engines * seconds / 3600
+    value = Value.from_draws if len(sample.pages) > 1 or pages[0] == 1 else _without_interval
     return Estimate(
         pages=Value.from_draws(pages),
-        seconds=Value.from_draws(seconds),
-        pages_per_second=Value.from_draws(pages / seconds),
-        tokens=Value.from_draws(pages * tokens / count),
-        error_rate=Value.from_draws(bad / count) if bad[0] else Value.of_none_seen(len(sample.pages)),
-        cost=None if cost is None else Value.from_draws(cost),
-        cost_per_million_pages=None if cost is None else Value.from_draws(cost / pages * 1e6),
+        seconds=value(seconds),
+        pages_per_second=value(pages / seconds),
+        tokens=value(pages * tokens / count),
+        error_rate=value(bad / count) if bad[0] else Value.of_none_seen(len(sample.pages)),
+        cost=None if cost is None else value(cost),
+        cost_per_million_pages=None if cost is None else value(cost / pages * 1e6),
         binding=binding,
     )
+
+
+def _without_interval(draws: Array) -> Value:
+    """Returns what one page of several tells: drawn again and again it is the same page, which says nothing of how far
+    others lie from it."""
+    return Value(float(draws[0]))
 
 
 def _costs(sample: Sample, binding: Bottleneck | None) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,7 +79,8 @@ class EstimateReport:
         if estimate.binding:
             yield f"what bounds it: {estimate.binding.reason}"
         read = f"{counted(len(self.sample.pages), 'page')} of {counted(self.num_sampled_documents, 'document')}"
-        yield f"read for this: {read}; in brackets: {LEVEL:.0%} intervals"
+        lacking = "; a larger --sample tells those of the other numbers" if estimate.seconds.low is None else ""
+        yield f"read for this: {read}; in brackets: {LEVEL:.0%} intervals{lacking}"
 
     def _unopened(self) -> str:
         census = self.census
@@ -94,8 +95,14 @@ def _counted(value: Value) -> str:
 
 
 def _ranged(value: Value, form: str) -> str:
-    return f"{form.format(value.estimate)} ({form.format(value.low)} to {form.format(value.high)})"
+    return _with_interval(value, form.format)
 
 
 def _lasting(value: Value) -> str:
-    return f"{lasting(value.estimate)} ({lasting(value.low)} to {lasting(value.high)})"
+    return _with_interval(value, lasting)
+
+
+def _with_interval(value: Value, show: Callable[[float], str]) -> str:
+    if value.low is None or value.high is None:
+        return show(value.estimate)
+    return f"{show(value.estimate)} ({show(value.low)} to {show(value.high)})"
