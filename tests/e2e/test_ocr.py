@@ -179,7 +179,7 @@ def test_pages_and_formats(cli, tmp_path):
         (["page.png", "--gpu-price", "-1"], "--gpu-price is -1; it must be a finite number, 0 or more"),
         (["page.png", "--gpu-price", "nan"], "--gpu-price is nan; it must be a finite number, 0 or more"),
         (["page.png", "--engines", "2"], "--engines is for --ray"),
-        (["page.png", "--devices", "cpu,abacus"], "device is 'abacus'"),
+        (["page.png", "--devices", "cpu,abacus"], "--devices names 'abacus'"),
         (["page.png", "--device", "abacus"], "device is 'abacus'; allowed are auto, cpu, cuda"),
     ],
 )

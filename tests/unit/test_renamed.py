@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import vlm_app
+from tests import cli_kit
 from vlm.errors import ConfigError, EngineError, InputError
 from vlm_app.core import renamed
 
@@ -21,3 +25,20 @@ def test_settings_are_called_as_the_options_of_the_verb(error, says):
         assert renamed.with_flags(error) == says
     finally:
         renamed.flags.reset(before)
+
+
+PAGE = Path(vlm_app.__file__).parent / "demo" / "examples" / "page.png"
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    (("--devices", "gpu"), "--devices names 'gpu'"), (("--devices", "cpu,gpu"), "--devices names 'gpu'"),
+    (("--device", "gpu"), "--device is 'gpu'"),
+])  # fmt: skip
+@pytest.mark.parametrize("line", [
+    ("ocr", PAGE, "-o", "out"), ("estimate", PAGE), ("run", "--image", PAGE), ("generate", "a", "--model", "mini-t5"),
+    ("serve", "mini-t5"), ("bench", "latency", "--model", "mini-t5"),
+], ids=lambda line: line[0])  # fmt: skip
+def test_a_name_of_no_device_is_said_to_be_of_its_option(line, given, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = cli_kit.call(*line, *given)
+    assert cli_kit.one_sentence(result) == f"vlm: {says}; allowed are auto, cpu, cuda and cuda:N."

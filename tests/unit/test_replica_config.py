@@ -56,7 +56,7 @@ def test_each_replica_has_devices_of_its_own(four_gpus, arguments, found):
         ((None, "cuda:0,cuda:0"), "--devices is cuda:0,cuda:0; name each GPU once."),
         ((None, "cuda,cuda:0"), "--devices is cuda,cuda:0; name each GPU once."),
         ((None, "cuda:0,cpu"), "--devices is cuda:0,cpu; give the CPU alone, or GPUs alone."),
-        ((None, "cuda:0,"), "device is ''; allowed are auto, cpu, cuda and cuda:N."),
+        ((None, "cuda:0,"), "devices names ''; allowed are auto, cpu, cuda and cuda:N."),
         ((2, "all"), "--replicas is 2, and --devices has room for 4; leave one of the two out."),
         ((2, None, "cuda:1"), "--device is cuda:1, and a replica takes a device of its own; give --devices, or cuda."),
         ((None, "all", "cuda"), "--device and --devices are both given; leave one of the two out."),

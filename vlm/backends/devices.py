@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,26 +19,42 @@ def resolve_device(name: str) -> torch.device:
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N.", settings=("device",)) from None
+    device = _named(name, "device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device {name} is not there: {torch.cuda.device_count()} CUDA devices are visible; use cpu.")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N.", settings=("device",))
     return device
 
 
-def devices_of(devices: str) -> tuple[str, ...]:
-    """Reads `cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
+def _named(name: str, setting: str) -> torch.device:
+    """Returns the device of a name, there or not. Raises InputError, which names the setting, where it is none."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        if (device := torch.device(name)).type in ("cpu", "cuda"):
+            return device
+    has = "names" if setting == "devices" else "is"
+    raise InputError(f"{setting} {has} {name!r}; allowed are auto, cpu, cuda and cuda:N.", settings=(setting,))
+
+
+def devices_of(devices: str, setting: str = "devices") -> tuple[str, ...]:
+    """Reads `cuda:0,cuda:1`, or `all` that CUDA has, the value of a setting. Raises InputError, which names it, for a
+    name of no device, and for `all` of none."""
     if devices != "all":
-        return tuple(name.strip() for name in devices.split(","))
+        names = tuple(name.strip() for name in devices.split(","))
+        for name in names:
+            if name != "auto":
+                _named(name, setting)
+        return names
     import torch
 
     if not torch.cuda.device_count():
-        raise InputError("--devices is all, and no CUDA device is visible; give cpu.")
+        raise InputError(f"--{setting} is all, and no CUDA device is visible; give cpu.")
     return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+
+
+def chosen_devices(devices: str | None, device: str) -> tuple[str, ...]:
+    """Reads `devices` where they are given, else `device`. Raises InputError as `devices_of` does."""
+    return devices_of(devices) if devices else devices_of(device, "device")
 
 
 def separate_devices(devices: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from vlm.backends.devices import devices_of, resolve_device
+from vlm.backends.devices import chosen_devices, resolve_device
 from vlm.build.builder import build_engine
 from vlm.build.kinds import family_of
 from vlm.build.limits import resolve_limits
@@ -36,7 +36,7 @@ def page_engine(config: OcrBenchConfig, scratch: Path, progress: Progress | None
 
     Raises InputError for a model that reads no images, LimitError for more tokens than it has places for.
     """
-    devices = devices_of(config.devices or config.device)
+    devices = chosen_devices(config.devices, config.device)
     runs_on = resolve_device(devices[0]).type
     if config.arch is not None:
         model = str(_random_engine(config, config.arch, scratch, on=runs_on, progress=progress))

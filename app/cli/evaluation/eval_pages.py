@@ -94,7 +94,7 @@ def pages(
 def _read(entries: list[Entry], model: str, scoring: PageScoring, options: LoadOptions) -> dict[Page, Reading]:
     documents = Documents.found(entries, scoring.documents)
     with Progress() as progress:
-        devices = devices_of(options.device)
+        devices = devices_of(options.device, "device")
         engine = EngineConfig.resolved(model, devices, options, workers=scoring.workers, progress=progress)
         with contextlib.closing(load_reader(engine)) as reader:
             sampling = {"max_new_tokens": scoring.max_new_tokens}

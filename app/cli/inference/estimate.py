@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm.backends.devices import devices_of
+from vlm.backends.devices import chosen_devices
 from vlm.errors import InputError
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
@@ -67,7 +67,7 @@ def estimate(
     for path, reason in search.unreadable:
         print_error(f"not searched: {path}: {reason}.")
     with Progress() as progress:
-        where = devices_of(places.devices or options.device)
+        where = chosen_devices(places.devices, options.device)
         engine = EngineConfig.resolved(
             model, where, options, workers=places.workers, progress=progress, exact_pixels=config.exact_pixels,
             prompt=config.prompt, question=config.question,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vlm.backends.devices import devices_of
+from vlm.backends.devices import chosen_devices
 from vlm.errors import InputError, listed
 from vlm.parallel.environment import be_no_rank
 from vlm.requests.sampling_params import SamplingParams
@@ -92,7 +92,7 @@ def ocr(
     if not places.ray and places.workers != 0:
         start_early([model], PRELOAD)
     with Progress() as progress:
-        where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
+        where = _cluster_device(options.device) if places.ray else chosen_devices(places.devices, options.device)
         engine = EngineConfig.resolved(
             model, where, options, workers=places.workers, progress=progress, elsewhere=places.ray,
             exact_pixels=config.exact_pixels, prompt=config.prompt, question=config.question,

@@ -72,9 +72,7 @@ class OnnxRuntimeBackend(Backend):
         import torch
 
         if name not in ("auto", "cpu"):
-            raise InputError(
-                f"device is {name}; an onnxruntime engine runs on cpu, build for torch instead.", settings=("device",)
-            )
+            raise InputError(f"an onnxruntime engine runs on cpu, not on {name}; give cpu, or build for torch.")
         return torch.device("cpu")
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, Network]:
