@@ -225,6 +225,34 @@ def test_usage_errors(cli, loads):
     assert not loads
 
 
+ALONE = ("serve", "demo", "convert", "quantize", "build", "export-triton", "verify", "inspect")
+
+
+@pytest.mark.parametrize("verb", ALONE)
+@pytest.mark.parametrize("given", [("--model", "mini-t5"), ("--model=mini-t5",), ("-m", "mini-t5")])
+def test_a_verb_whose_model_stands_alone_says_so(cli, verb, given):
+    code, out, err = cli(verb, *given)
+    flag = given[0].partition("=")[0]
+    assert (code, out) == (2, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith(f"Error: No such option: {flag}; give the model without it: ")
+    assert last.endswith(f" {verb} MODEL.")
+
+
+@pytest.mark.parametrize("line", [("run",), ("bench", "latency")], ids=" ".join)
+def test_a_verb_whose_model_is_an_option_says_so(cli, line):
+    code, out, err = cli(*line, "mini-t5")
+    assert (code, out) == (2, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("Error: Got unexpected extra argument(s) (mini-t5); a model is given with --model: ")
+    assert last.endswith(f" {' '.join(line)} --model MODEL.")
+
+
+def test_other_unknown_options_are_told_as_before(cli):
+    assert "No such option: --hots (Possible options: --host" in cli("serve", "--hots", "x")[2]
+    assert "give the model" not in cli("bench", "table", "--model", "x")[2]
+
+
 def test_unknown_model(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (["inspect", "nothing"], ["convert", "nothing", "-o", "x"], ["build", "nothing", "-o", "x"]):

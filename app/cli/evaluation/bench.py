@@ -44,7 +44,7 @@ def _group(config: type[SubjectConfig]) -> Group:
     return Group.from_fields(None, make, config, RandomWeights)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @command
 @takes(config=_group(LatencyConfig))
 def latency(*, config: LatencyConfig, csv: CSV = False, out: Out = None) -> None:
@@ -62,7 +62,7 @@ def latency(*, config: LatencyConfig, csv: CSV = False, out: Out = None) -> None
     _measure("latency", config, out, as_csv=csv)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @command
 @takes(config=_group(ThroughputConfig))
 def throughput(*, config: ThroughputConfig, csv: CSV = False, out: Out = None) -> None:
@@ -79,7 +79,7 @@ def throughput(*, config: ThroughputConfig, csv: CSV = False, out: Out = None) -
     _measure("throughput", config, out, as_csv=csv)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @command
 @takes(config=_group(TextBenchConfig))
 def text(*, config: TextBenchConfig, csv: CSV = False, out: Out = None) -> None:
@@ -98,7 +98,7 @@ def text(*, config: TextBenchConfig, csv: CSV = False, out: Out = None) -> None:
     _measure("text", config, out, as_csv=csv)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @command
 @takes(config=_group(PromptBenchConfig))
 def prompt(*, config: PromptBenchConfig, csv: CSV = False, out: Out = None) -> None:
@@ -116,7 +116,7 @@ def prompt(*, config: PromptBenchConfig, csv: CSV = False, out: Out = None) -> N
     _measure("prompt", config, out, as_csv=csv)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @command
 @takes(config=_group(OcrBenchConfig))
 def ocr(*, config: OcrBenchConfig, csv: CSV = False, out: Out = None) -> None:
@@ -168,7 +168,7 @@ def serve(
     _write(result, out, as_csv=csv)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @command
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
     """Print the table of docs/benchmarks.md: results, in markdown.

@@ -17,6 +17,7 @@ from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.cli.options.model_place import saying_where_models_stand
 from vlm_app.cli.options.several import with_each_flag
 from vlm_app.core import load_options, renamed
 from vlm_app.core.backend_names import described_backends, described_quantizations
@@ -132,7 +133,8 @@ class GroupedCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         metavars = {flag: parameter.metavar for parameter in self.params for flag in parameter.opts}
-        return super().parse_args(ctx, with_each_flag(args, metavars))
+        with saying_where_models_stand(ctx):
+            return super().parse_args(ctx, with_each_flag(args, metavars))
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:
         titles: dict[str, list[tuple[str, str]]] = {}
