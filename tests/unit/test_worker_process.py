@@ -210,6 +210,31 @@ def test_workers_die_with_their_parent(number):
     until(lambda: not any(process.is_alive() for process in family))
 
 
+INTERRUPTED = """
+import os, signal, time
+from tests.worker_calls import ENDLESS, complain
+from vlm.processing.fork_server import start_fork_server
+from vlm.processing.worker_process import WorkerProcess
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)
+    start_fork_server("vlm.processing.preload", ())
+    time.sleep(0.3)
+    os.killpg(os.getpgrp(), signal.SIGINT)
+    worker = WorkerProcess(ENDLESS, "vlm.processing.preload")
+    worker.run(complain)
+    worker.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no forks")
+def test_an_interrupt_while_the_fork_server_imports_is_its_parents():
+    """A terminal sends Ctrl-C to the parent's children, too; "heard" is what the worker's call writes."""
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert (done.returncode, done.stderr) == (0, "heard\n")
+
+
 DAMAGED = """
 import io
 from PIL import Image

@@ -25,6 +25,7 @@ from vlm.artifacts.manifest import MANIFEST
 from vlm.backends.devices import of_rank, resolve_device
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, VlmError
+from vlm.interrupts import blocked_interrupts
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import rank_among
@@ -121,7 +122,8 @@ def _store(folder: str, size: int) -> Any:
 def _start(arguments: Any, folder: str) -> subprocess.Popen[bytes]:
     """Starts one rank, which ends when its standard input does, and lets no `folder` behind then."""
     command = [sys.executable, "-m", "vlm.api.rank_processes", folder]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with blocked_interrupts():
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already, which is found when it is not ready
         pickle.dump(arguments, process.stdin)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
+from vlm.interrupts import blocked_interrupts
+
 Preparation = Callable[[], object]  # a function of a module, or a partial of one
 
 # A fork server is told names of modules alone, and passes over those that it cannot import; this one is of no module.
@@ -33,7 +35,8 @@ def start_fork_server(preload: str, preparations: Sequence[Preparation]) -> Fork
     content = base64.urlsafe_b64encode(pickle.dumps(tuple(preparations))).decode()
     with _lock:
         context.set_forkserver_preload(["__main__", preload, _MARK + content])
-        forkserver.ensure_running()
+        with blocked_interrupts():
+            forkserver.ensure_running()
     return context
 
 

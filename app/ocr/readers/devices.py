@@ -15,6 +15,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
+from vlm.interrupts import blocked_interrupts
 from vlm_app.ocr.documents.pages import Pages, opening, selected
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Reader, Unreadable, Waiting, Work
@@ -134,7 +135,8 @@ class _Device:
     def started(cls, context: Any, engine: EngineConfig, name: str) -> _Device:
         pipe, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, engine, name), name=f"vlm-{name}")
-        process.start()
+        with blocked_interrupts():
+            process.start()
         theirs.close()
         return cls(name, process, pipe, AHEAD * engine.batch_size)
 

@@ -17,6 +17,7 @@ import aiohttp
 from yarl import URL
 
 from vlm.errors import EngineError, VlmError
+from vlm.interrupts import blocked_interrupts
 from vlm_app.server.replicas.process import READY, ReplicaJob, serve_replica
 
 HEALTH_SECONDS = 5  # for a replica to say how it is; one that does not is not well
@@ -60,7 +61,8 @@ class Replica:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self._pipe, theirs = context.Pipe(duplex=False)
         self._process = context.Process(target=serve_replica, args=(self.job, theirs), name=f"vlm-{self}")
-        self._process.start()
+        with blocked_interrupts():
+            self._process.start()
         theirs.close()
 
     def receive(self) -> None:
