@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vlm.convert.quantized.in_transformers import LOADED
+from vlm.errors import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,10 +46,11 @@ def _compared(result: dict[str, Any]) -> str:
     """Returns how much the quantized model differs."""
     if "tokens" not in result:
         return "No inputs were given to compare on: add --calibrate pages/ or texts.jsonl for a report."
-    which = "held-out inputs" if result["held_out"] else "inputs, which it was calibrated on"
+    noun, note = ("held-out input", "") if result["held_out"] else ("input", ", which it was calibrated on")
     difference = result["logprob_difference"]
     return (
-        f"On {result['compared_on']} {which} ({result['tokens']:,} tokens, {result['dtype']} on {result['device']}):"
+        f"On {counted(result['compared_on'], noun)}{note}"
+        f" ({counted(result['tokens'], 'token')}, {result['dtype']} on {result['device']}):"
         f" {result['token_agreement']:.2f}% of the tokens and {result['equal_outputs']:.1f}% of the outputs are the"
         f" dense model's, log-probabilities differ by {difference['mean']:.4f} on average, {difference['largest']:.3f}"
         " at most."
