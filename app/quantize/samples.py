@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class Samples:
 def _drawn(path: Path, rng: random.Random) -> Iterator[Sample | str]:
     """Yields the samples of a file's lines, or of documents, in random order; page after page of each document."""
     if path.is_file() and path.suffix.lower() in TEXTS:
-        items = list(from_file(path, of_json=_line))
+        items = list(from_file(path, of_json=_line, of_columns=_with_reference))
         return _texts(rng.sample(items, len(items)))
     sources = find_documents([path]).sources
     return _pages(rng.sample(sources, len(sources)))
@@ -85,10 +85,14 @@ def _texts(items: Iterable[Item]) -> Iterator[Sample | str]:
         if item.error:
             yield f"{item.place}: {item.error}"
         elif not item.is_empty:
-            text, _, reference = item.text.partition("\t") if item.source.endswith(".tsv") else (item.text, "", "")
-            images = tuple(item.fields.get("images", ()))
-            reference = item.fields.get("reference", reference) or None
-            yield Sample(item.place, text, images, messages=item.fields.get("messages"), reference=reference)
+            images, reference = tuple(item.fields.get("images", ())), item.fields.get("reference") or None
+            yield Sample(item.place, item.text, images, messages=item.fields.get("messages"), reference=reference)
+
+
+def _with_reference(item: Item) -> Item:
+    """Reads a line of a .tsv: a text, and what it is answered by."""
+    text, _, reference = item.text.partition("\t")
+    return replace(item, text=text, fields={"reference": reference})
 
 
 def _line(item: Item) -> Item:

@@ -9,7 +9,7 @@ import json
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,8 +82,19 @@ def beside_words(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in ("lora", "task") if name in fields}
 
 
-def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] = text_of) -> Iterator[Item]:
-    """Reads a text a line, or the file as one; a .jsonl file holds an object a line, which `of_json` reads."""
+def first_column(item: Item) -> Item:
+    """Returns the text of a line of a .tsv, ahead of its reference."""
+    return replace(item, text=item.text.partition("\t")[0])
+
+
+def from_file(
+    path: Path,
+    whole: bool = False,
+    of_json: Callable[[Item], Item] = text_of,
+    of_columns: Callable[[Item], Item] = first_column,
+) -> Iterator[Item]:
+    """Reads a text a line, or the file as one; a .jsonl file holds an object a line, which `of_json` reads, a .tsv
+    columns, which `of_columns` does."""
     try:
         check_ends(path)
         file = path.open("rb")
@@ -92,6 +103,8 @@ def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] =
     with file:
         if path.suffix == ".jsonl":
             yield from map(of_json, lines(str(path), file))
+        elif path.suffix == ".tsv":
+            yield from map(of_columns, lines(str(path), file))
         elif whole:
             yield _whole(str(path), file)
         else:

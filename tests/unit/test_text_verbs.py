@@ -80,6 +80,14 @@ def test_what_other_programs_save_as_utf_16_is_no_text(tmp_path, whole):
     assert all("has a NUL character" in item.error for item in from_file(file, whole))
 
 
+def test_texts_of_columns_stand_ahead_of_their_references(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_bytes(b"the house\tdas Haus\r\n\na dog\n\xff\tx\ntwo\ttabs\there\n")
+    texts = [(item.line, item.text) for item in from_file(file) if not item.error]
+    assert texts == [(1, "the house"), (2, ""), (3, "a dog"), (5, "two")]
+    assert [item.line for item in from_file(file) if item.error] == [4]
+
+
 def test_a_whole_file_and_jsonl(tmp_path):
     file = tmp_path / "whole.txt"
     file.write_bytes(b"\xef\xbb\xbfone\ntwo\n")

@@ -38,7 +38,11 @@ Texts = Annotated[list[str] | None, typer.Argument(help="Texts; - reads stdin, a
 class TextFiles:
     """Where texts come from beside arguments, and where outputs go."""
 
-    file: tuple[Path, ...] = option((), "Read this file; repeat it.", flags=("--file", "-f"))
+    file: tuple[Path, ...] = option(
+        (),
+        "Read this file, a text a line (.tsv: up to the first tab; .jsonl: an object's); repeat it.",
+        flags=("--file", "-f"),
+    )
     input_ids: Path | None = option(
         None, "Instead of texts: token ids, a row an input, of a .csv, .npy or .jsonl file."
     )
