@@ -35,6 +35,7 @@ from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.step_rows import StepRows
+from vlm.executor.upload import upload
 from vlm.executor.waiting_kv import WaitingKV
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
@@ -122,7 +123,7 @@ class PagedRunner:
         slots, positions = packed([(s.slot, s.num_features) for s in sequences])
         extra = rows - len(slots)
         slots, positions = F.pad(slots, (0, extra), value=self.state.padding_slot), F.pad(positions, (0, extra))
-        places = (x.to(self.device, non_blocking=True) for x in (slots, positions))
+        places = upload([slots.numpy(), positions.numpy()], self.device)
         adapted = any_adapted(sequences)
         wait = self._waiting_kv.chooses(rows, adapted=adapted)
         self._waiting_kv.note(sequences, wait=wait)
@@ -144,8 +145,8 @@ class PagedRunner:
     def _write_waiting_kv(self, sequences: list[Sequence]) -> None:
         """Writes keys and values of encoders' outputs that are in the cache themselves."""
         for part in batched_by_tokens(sequences, CROSS_ROWS, attrgetter("num_features")):
-            places = packed([(s.slot, s.num_features) for s in part])
-            batch = self._batch(*(x.to(self.device, non_blocking=True) for x in places), adapted=False)
+            places = [x.numpy() for x in packed([(s.slot, s.num_features) for s in part])]
+            batch = self._batch(*upload(places, self.device), adapted=False)
             self.decoder.write_cross_kv(batch.attention.read_hidden(), batch)
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
