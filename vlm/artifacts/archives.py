@@ -109,21 +109,44 @@ def _key(archive: Path) -> str:
 def _write_members(tar: tarfile.TarFile, archive: Path, folder: Path, selects: Callable[[str], bool]) -> None:
     names: set[str] = set()
     for member in bounded_members(tar, archive):
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts:
-            raise CheckpointError(f"{archive} is not unpacked: its member {member.name} lies outside of it.")
+        path = _path_within(member, archive)
         if member.isdir() or path.name.startswith("._") or not selects(path.name):
             continue
-        if not member.isfile():
-            raise CheckpointError(f"{archive} is not unpacked: its member {member.name} is a link or device.")
+        source = _file_of(tar, member, archive)
         if path.name in names:
             raise CheckpointError(f"{archive} holds two files {path.name}; unpack it and give the folder of one model.")
         names.add(path.name)
-        _write(tar.extractfile(member), member.size, folder / path.name)
+        _write(source, member.size, folder / path.name)
 
 
-def _write(source: IO[bytes] | None, size: int, path: Path) -> None:
-    if source is None or (path.is_file() and path.stat().st_size == size):
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path, folder: Path) -> None:
+    """Writes a file of an archive, or makes a folder of it, below `folder`. Raises CheckpointError for a member that
+    is neither, or lies elsewhere. (The filters of tarfile are not in every Python 3.11.)"""
+    path = folder / _path_within(member, archive)
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        shutil.copyfileobj(_file_of(tar, member, archive), file, 2**20)
+
+
+def _path_within(member: tarfile.TarInfo, archive: Path) -> PurePosixPath:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts:
+        raise CheckpointError(f"{archive} is not unpacked: its member {member.name} lies outside of it.")
+    return path
+
+
+def _file_of(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> IO[bytes]:
+    source = tar.extractfile(member) if member.isfile() else None
+    if source is None:
+        raise CheckpointError(f"{archive} is not unpacked: its member {member.name} is a link or device.")
+    return source
+
+
+def _write(source: IO[bytes], size: int, path: Path) -> None:
+    if path.is_file() and path.stat().st_size == size:
         return
     draft = path.with_name(f".{path.name}.tmp")
     with cache_errors(path.parent), draft.open("wb") as file:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlm.artifacts.archives import bounded_members, open_archive
+from vlm.artifacts.archives import bounded_members, extract, open_archive
 from vlm.artifacts.files import read_small
 from vlm.errors import CheckpointError, VlmError
 
@@ -51,9 +51,8 @@ def _unpack(archive: Path, folder: Path) -> None:
     """Members that are no plain files and folders below `folder` are refused; nothing is executed."""
     try:
         with open_archive(archive) as tar:
-            tar.extractall(folder, _members(tar, archive), filter="data")
-    except tarfile.FilterError as error:
-        raise CheckpointError(f"{archive} is not unpacked: its member {error}.") from None
+            for member in _members(tar, archive):
+                extract(tar, member, archive, folder)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise CheckpointError(
