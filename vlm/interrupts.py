@@ -9,13 +9,14 @@ from multiprocessing import resource_tracker
 
 
 @contextmanager
-def blocked_interrupts() -> Iterator[None]:
-    """Blocks SIGINT in this thread, and for good in the processes that are started in its block: one that still
-    imports would end with a traceback."""
+def blocked_interrupts(*, multiprocessing: bool = True) -> Iterator[None]:
+    """Blocks SIGINT in this thread, and for good in the processes that are started in its block, by `multiprocessing`
+    or not: one that still imports would end with a traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # multiprocessing starts it before a process, and then unblocks SIGINT
+    if multiprocessing:
+        resource_tracker.ensure_running()  # it is started before a process, which then unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

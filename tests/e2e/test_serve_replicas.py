@@ -359,6 +359,6 @@ def test_the_command_says_what_is_wrong(tmp_path):
     assert "--grpc-port is for one machine" in refused("--ray", "--grpc-port", "0")
     assert "--model-control changes one replica" in refused("--ray", "--model-control")
     assert "--devices is for one machine" in refused("--ray", "--devices", "cpu")
-    assert "device is 'tpu'" in refused("--devices", "tpu")
+    assert "--devices names 'tpu'; allowed are auto, cpu, cuda and cuda:N" in refused("--devices", "tpu")
     assert "device cuda:99 is not there" in refused("--devices", "cuda:99")
     assert "no-such-model" in call("serve", "no-such-model", "--device", "cpu", "--replicas", "2").stderr

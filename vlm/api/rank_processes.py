@@ -122,7 +122,7 @@ def _store(folder: str, size: int) -> Any:
 def _start(arguments: Any, folder: str) -> subprocess.Popen[bytes]:
     """Starts one rank, which ends when its standard input does, and lets no `folder` behind then."""
     command = [sys.executable, "-m", "vlm.api.rank_processes", folder]
-    with blocked_interrupts():
+    with blocked_interrupts(multiprocessing=False):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already, which is found when it is not ready
