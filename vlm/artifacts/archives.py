@@ -126,9 +126,10 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path, folder
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
+    source = _file_of(tar, member, archive)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        shutil.copyfileobj(_file_of(tar, member, archive), file, 2**20)
+        shutil.copyfileobj(source, file, 2**20)
 
 
 def _path_within(member: tarfile.TarInfo, archive: Path) -> PurePosixPath:

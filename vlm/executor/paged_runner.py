@@ -125,8 +125,7 @@ class PagedRunner:
         slots, positions = F.pad(slots, (0, extra), value=self.state.padding_slot), F.pad(positions, (0, extra))
         places = upload([slots.numpy(), positions.numpy()], self.device)
         adapted = any_adapted(sequences)
-        wait = self._waiting_kv.chooses(rows, adapted=adapted)
-        self._waiting_kv.note(sequences, wait=wait)
+        wait = self._waiting_kv.defers(sequences, rows, adapted=adapted)
         write = partial(self._write_features, adapted=adapted, wait=wait)
         if graphs is None:
             write(features, *places)
@@ -156,8 +155,7 @@ class PagedRunner:
         parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences] if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         adapted = any_adapted(sequences)
-        wait = self._waiting_kv.chooses(texts.num_rows, adapted=adapted)
-        self._waiting_kv.note(sequences, wait=wait)
+        wait = self._waiting_kv.defers(sequences, texts.num_rows, adapted=adapted)
         encode = partial(self._encode_packed, adapted=adapted, wait=wait)
         if self.graphs is None or not self._text_graphs.chooses(texts.num_rows):
             encode(texts.to_device(self.device), prompt_embeds)

@@ -21,16 +21,14 @@ class WaitingKV:
     def __bool__(self) -> bool:
         return bool(self._sequences)
 
-    def chooses(self, rows: int, *, adapted: bool) -> bool:
-        """Says whether the keys and values of a pass of so many rows wait: not those that adapters change, which no
-        step does without."""
-        return self._keeps_hidden_rows and rows > LONG_ROWS and not adapted
-
-    def note(self, sequences: list[Sequence], *, wait: bool) -> None:
-        """Notes of newly encoded sequences whether their keys and values wait."""
+    def defers(self, sequences: list[Sequence], rows: int, *, adapted: bool) -> bool:
+        """Notes, and says, whether the keys and values of a pass over so many rows of these sequences wait: not those
+        that adapters change, which no step does without."""
+        wait = self._keeps_hidden_rows and rows > LONG_ROWS and not adapted
         if wait or self._sequences:
             new = set(sequences)
             self._sequences = [s for s in self._there() if s not in new] + (sequences if wait else [])
+        return wait
 
     def take(self, sequences: Iterable[Sequence] | None = None) -> list[Sequence]:
         """Returns those of `sequences`, of all where None are given, whose keys and values are to be computed now."""

@@ -25,3 +25,14 @@ __device__ __forceinline__ void store_two(u32 to, float first, float second) {
 
 // The largest, or the sum, of what the lanes of a head have.
 template <bool MAX> __device__ __forceinline__ float of_head(float value) { return of_row<MAX, TILE>(value); }
+
+// Turns a head's score of a hidden row into its weight; `most` and `total` are of the head's earlier ones. All lanes of
+// the head call it, the first of which tells by how much the sums so far shrink.
+__device__ __forceinline__ void weigh_score(float score, float& most, float& total, u32 weight_at, u32 shrink_at, bool first) {
+    const float highest = fmaxf(most, of_head<true>(score));
+    const float shrink = exp2_of(most - highest), weight = exp2_of(score - highest);
+    most = highest, total = total * shrink + weight;
+    const unsigned short rounded = (unsigned short)pack_x(weight, 0.0f);
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(weight_at), "h"(rounded) : "memory");
+    if (first) store_float(shrink_at, shrink);
+}

@@ -93,13 +93,8 @@ struct Warp {
 #pragma unroll
         for (int w = 0; w < WARPS; w++) score += float_at(memory + PARTS + 4 * ((w * ROWS + head) * SCORES + token));
         score = token < there ? score * scale : __uint_as_float(0xFF800000u);
-        const float highest = fmaxf(most, of_head<true>(score));
-        const float shrink = exp2_of(most - highest), weight = exp2_of(score - highest);
-        most = highest, total = total * shrink + weight;
-        const unsigned short rounded = (unsigned short)pack_x(weight, 0.0f);
-        asm volatile("st.shared.u16 [%0], %1;"
-                     ::"r"(memory + TO_WEIGHTS + head * WEIGHTS + 2 * token), "h"(rounded) : "memory");
-        if (token == 0) store_float(memory + SHRINKS + 4 * head, shrink);
+        weigh_score(score, most, total, memory + TO_WEIGHTS + head * WEIGHTS + 2 * token, memory + SHRINKS + 4 * head,
+                    token == 0);
     }
 
     __device__ __forceinline__ void add_weighed(u32 tile) {

@@ -113,13 +113,8 @@ struct Warp {
         for (int i = 0; i < OWN; i++) {
             float x = own[i] + float_at(memory + FROM_OTHER + inbox * INBOX + 4 * (threadIdx.x + i * THREADS));
             x = token < left ? x * scale : __uint_as_float(0xFF800000u);
-            const float highest = fmaxf(most[i], of_head<true>(x));
-            const float shrink = exp2_of(most[i] - highest), weight = exp2_of(x - highest);
-            most[i] = highest, total[i] = total[i] * shrink + weight;
-            const unsigned short rounded = (unsigned short)pack_x(weight, 0.0f);
-            asm volatile("st.shared.u16 [%0], %1;"
-                         ::"r"(memory + TO_WEIGHTS + head(i) * WEIGHTS + 2 * token), "h"(rounded) : "memory");
-            if (token == 0) store_float(memory + SHRINKS + 4 * head(i), shrink);
+            weigh_score(x, most[i], total[i], memory + TO_WEIGHTS + head(i) * WEIGHTS + 2 * token,
+                        memory + SHRINKS + 4 * head(i), token == 0);
         }
     }
 
