@@ -149,6 +149,16 @@ class TestKeysAndValuesThatWait:
         assert self.runs(tmp_path_factory, TEXTS) == whole
         assert waiting and sum(waiting) < len(TEXTS)
 
+    def test_those_of_short_texts_do_not_wait(self, tmp_path_factory, absorbing, waiting, monkeypatch):
+        """Steps read them even where every slot has a text as long as these."""
+        cache = tmp_path_factory.getbasetemp() / "absorbed-cache"
+        pipeline = vlm.load("mini-t5", cache_dir=cache, device="cpu")
+        longest = max(len(pipeline.request(text).encoder_input_ids or ()) for text in TEXTS)
+        most = pipeline.llm.limits.max_batch_size * longest
+        monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", pipeline.config.hidden_size * most + 1)
+        pipeline.generate(TEXTS, max_new_tokens=4)
+        assert pipeline.llm.executor.runner.keeps_hidden_rows and not waiting and not absorbing
+
     def test_prompts_read_them(self, tmp_path_factory, absorbing, waiting):
         texts = [{**text, "decoder_prompt_token_ids": [0, *range(5, 5 + 2 * n)]} for n, text in enumerate(TEXTS)]
         with pytest.MonkeyPatch.context() as patch:

@@ -78,7 +78,7 @@ class PagedRunner:
         self.cache, self.shape, self.block_size = cache, shape, cache.block_size
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self.num_stages, self.keeps_hidden_rows = num_stages, cache.hidden is not None
-        self._waiting_kv = WaitingKV(keeps_hidden_rows=self.keeps_hidden_rows)
+        self._waiting_kv = WaitingKV(self.state.padding_slot, self._absorbing_pays)
         self._threads = num_threads()
         self._last_hidden: Tensor | None = None  # [S, hidden], of each slot the last token that a prefill took
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
@@ -288,10 +288,11 @@ class PagedRunner:
     def _absorbs(self, rows: DecodeRows) -> bool:
         """Says whether a step attends to encoders' rows themselves: where that pays, and no adapter changes their keys
         and values."""
+        return not rows.adapted and self._absorbing_pays(rows.cross_rows)
+
+    def _absorbing_pays(self, rows: int) -> bool:
         hidden = self.cache.hidden
-        if hidden is None or rows.adapted:
-            return False
-        return absorbing_pays(rows.cross_rows, hidden.shape[2], self.config)
+        return hidden is not None and absorbing_pays(rows, hidden.shape[2], self.config)
 
     def _logits(self, step: StepRows, *, adapted: bool, absorbs: bool) -> Tensor:
         """Returns the logits [R, V] of a step's rows."""

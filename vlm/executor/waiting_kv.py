@@ -3,7 +3,7 @@ does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vlm.requests.sequence import Sequence
 
@@ -14,8 +14,9 @@ LONG_ROWS = 4096
 class WaitingKV:
     """The sequences whose encoder's rows are in the cache, without their keys and values."""
 
-    def __init__(self, *, keeps_hidden_rows: bool):
-        self._keeps_hidden_rows = keeps_hidden_rows
+    def __init__(self, num_slots: int, absorbs: Callable[[int], bool]):
+        """`absorbs`: says whether a step over so many encoder's rows attends to the rows themselves."""
+        self._num_slots, self._absorbs = num_slots, absorbs
         self._sequences: list[Sequence] = []
 
     def __bool__(self) -> bool:
@@ -23,8 +24,8 @@ class WaitingKV:
 
     def defers(self, sequences: list[Sequence], rows: int, *, adapted: bool) -> bool:
         """Notes, and says, whether the keys and values of a pass over so many rows of these sequences wait: not those
-        that adapters change, which no step does without."""
-        wait = self._keeps_hidden_rows and rows > LONG_ROWS and not adapted
+        that adapters change, which no step does without, nor of texts so short that steps read them in every slot."""
+        wait = rows > LONG_ROWS and not adapted and self._absorbs(self._num_slots * rows // len(sequences))
         if wait or self._sequences:
             new = set(sequences)
             self._sequences = [s for s in self._there() if s not in new] + (sequences if wait else [])
