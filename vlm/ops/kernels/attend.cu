@@ -20,11 +20,6 @@ constexpr int TOKENS = UNROLL * AT_ONCE;               // of a stage
 constexpr int EXTRAS = (IN_8_BITS ? 2 : 0) + BIAS;     // numbers beside keys and values: two scales, a bias
 constexpr int VECTORS = WARPS * STAGES * UNROLL * 32;  // that all threads have room for, of keys, and of values
 
-// Writes a number where the first program of the cluster has this address.
-__device__ __forceinline__ void store_in_first(u32 to, float value) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(0, to)), "f"(value) : "memory");
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) attend(
     const unsigned short* q, char* keys, char* values, float* key_scales, float* value_scales,
     const unsigned short* new_k, const unsigned short* new_v, const float* angles, const int* tables, const int* slots,
@@ -32,8 +27,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     int block_stride, int head_stride, int scale_stride, int table_stride, int far) {
     extern __shared__ __align__(16) char memory[];
     float* found = (float*)(memory + VECTORS * (32 + 4 * EXTRAS));  // [WARPS, DIM], and a maximum and a sum of each
-    float* gathered = found + WARPS * (DIM + 2);                    // [CLUSTER, DIM + 2]: of the programs
+    float* gathered = found + WARPS * (DIM + 2);                    // [CLUSTER, DIM + 2]: of the programs, in the first
+    const u32 arrived = shared_address(gathered + CLUSTER * (DIM + 2));  // the barrier that counts what has come there
     let_next_begin();
+    if (threadIdx.x == 0) {
+        barrier_init(arrived, 1);
+        show_barriers();
+        barrier_expect(arrived, CLUSTER * (DIM + 2) * sizeof(float));
+    }
+    __syncwarp();
     cluster_arrive();  // nobody writes to a program that has not begun
 
     const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z, kv_head = head / GROUP;
@@ -178,10 +180,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     // the last two of DIM + 2 columns are the largest score and the sum of weights
     for (int d = threadIdx.x; d < DIM + 2; d += THREADS) {
         const Merged all = merged<WARPS, DIM + 2>(found, d);
-        store_in_first(shared_address(gathered + split * (DIM + 2) + d), d == DIM ? all.highest : all.sum);
+        const u32 to = address_in(0, shared_address(gathered + split * (DIM + 2) + d));
+        send(to, d == DIM ? all.highest : all.sum, address_in(0, arrived));
     }
-    cluster_meets();
     if (split > 0) return;
+    barrier_wait_for_other(arrived, 0);
     for (int d = threadIdx.x; d < DIM; d += THREADS) {
         const Merged all = merged<CLUSTER, DIM + 2>(gathered, d);
         out[((i64)row * HEADS + head) * DIM + d] = (unsigned short)pack_x(all.sum / all.weights, 0.0f);

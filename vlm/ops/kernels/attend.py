@@ -19,7 +19,7 @@ from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
 
 X_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 KV_TYPES = X_TYPES | {torch.int8: 2, torch.float8_e4m3fn: 3}
-SLICE = 16  # bytes of a token that a lane has
+SLICE, BARRIER = 16, 8  # bytes of a token that a lane has, and of what tells that all has been found
 LARGEST_CLUSTER = 8
 WARPS, UNROLL = 4, 2
 
@@ -133,7 +133,7 @@ def shared_memory(constants: dict[str, int | str]) -> int:
     dim, warps, cluster = int(constants["DIM"]), int(constants["WARPS"]), int(constants["CLUSTER"])
     extras = (2 if int(constants["KV_TYPE"]) > 1 else 0) + int(constants["BIAS"])
     vectors = warps * int(constants["STAGES"]) * int(constants["UNROLL"]) * 32
-    return vectors * (2 * SLICE + 4 * extras) + 4 * (warps + cluster) * (dim + 2)
+    return vectors * (2 * SLICE + 4 * extras) + 4 * (warps + cluster) * (dim + 2) + BARRIER
 
 
 @functools.cache

@@ -1,13 +1,21 @@
 // Programs of a cluster, which read and write each other's shared memory (absorbed_attention.cu, absorbed_pair.cu, attend.cu,
 // attend_group.cu, gemm.cu), behind vectors.cuh.
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// Arrives, and shows the other programs what the caller has written to its own shared memory: a release of all that it has
+// written waits for global memory, which takes up to a microsecond. (PTX ISA, "fence", from 8.6 on.)
+#if __CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 7
+#define CLUSTER_ARRIVE "fence.release.sync_restrict::shared::cta.cluster;\nbarrier.cluster.arrive.relaxed"
+#else
+#define CLUSTER_ARRIVE "barrier.cluster.arrive.release"
+#endif
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile(CLUSTER_ARRIVE ";" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ void cluster_meets() { cluster_arrive(), cluster_wait(); }
 
 // Does so where all lanes of a warp are together.
 __device__ __forceinline__ void cluster_meets_aligned() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile(CLUSTER_ARRIVE ".aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Does what barrier_wait() does (barriers.cuh), and shows what another program of the cluster has written.
