@@ -36,9 +36,9 @@ def test_it_compiles_for_every_type_and_variant(x_type, kept):
 
 def test_its_shared_memory_leaves_room_for_a_product_beside_it():
     vectors, found, gathered = 4 * 4 * 2 * 32 * 32, 4 * 4 * 66, 4 * 8 * 66
-    assert attend.shared_memory(dict(CONSTANTS)) == vectors + found + gathered
+    assert attend.shared_memory(dict(CONSTANTS)) == vectors + found + gathered + attend.BARRIER
     with_extras = dict(CONSTANTS) | {"KV_TYPE": 2, "BIAS": 1}
-    assert attend.shared_memory(with_extras) == vectors // 32 * (32 + 12) + found + gathered
+    assert attend.shared_memory(with_extras) == vectors // 32 * (32 + 12) + found + gathered + attend.BARRIER
 
 
 def test_a_cluster_is_as_large_as_two_programs_a_processor_allow():

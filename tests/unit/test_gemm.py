@@ -53,7 +53,7 @@ def test_rows_are_shared_out_where_the_weight_leaves_processors_idle():
             (2048, 2048, None),
         )
     ]  # fmt: skip
-    assert [(shape.rows, shape.splits) for shape in shapes] == [(32, 1), (32, 1), (128, 2), (128, 4), (128, 2)]
+    assert [(shape.rows, shape.splits) for shape in shapes] == [(32, 1), (64, 2), (128, 2), (128, 4), (128, 2)]
     fewer = [gemm.shape_of(gemm.BFLOAT16, 64, inputs, inputs, None, PROCESSORS).rows for inputs in (512, 1024)]
     assert fewer == [32, 64]
 
@@ -62,15 +62,24 @@ def test_narrow_weights_of_many_inputs_are_shared_out():
     shapes = [
         gemm.shape_of(gemm.FLOAT16, 32, *size, None, PROCESSORS) for size in ((512, 512), (4096, 1024), (4096, 12288))
     ]
-    assert [(shape.tiles, shape.splits) for shape in shapes] == [(8, 1), (16, 8), (192, 1)]
+    assert [(shape.tiles, shape.splits) for shape in shapes] == [(8, 4), (16, 4), (192, 1)]
     # boxes of gates, and of what they gate
     assert gemm.shape_of(gemm.E4M3, 32, 4096, 22016, Activation("silu", gated=True), PROCESSORS).box_rows == 32
 
 
-def test_of_32_rows_two_programs_of_a_product_with_its_activation_share_a_processor():
-    options = {"inputs": 1024, "outputs": 4096, "activation": Activation("gelu_new"), "processors": PROCESSORS}
-    assert [gemm.shape_of(gemm.FLOAT16, rows, **options).splits for rows in (8, 16, 32, 64)] == [2, 2, 4, 2]
-    assert gemm.shape_of(gemm.FLOAT16, 32, **options | {"inputs": 512, "outputs": 2048}).splits == 1
+def test_clusters_of_four_are_made_of_three_quarters_of_the_processors():
+    few, many = (
+        [gemm.shape_of(gemm.BFLOAT16, rows, 1024, 64 * tiles, None, PROCESSORS).splits for tiles in (24, 25, 66, 67)]
+        for rows in (16, 64)
+    )
+    assert few == [4, 2, 2, 1] and many == [2, 2, 2, 1]
+    # many rows have eight lines a program, few two
+    lines = (1, 2, 4, 8, 16, 32)
+    splits = {
+        rows: [gemm.shape_of(gemm.BFLOAT16, rows, 64 * n, 512, None, PROCESSORS).splits for n in lines]
+        for rows in (32, 64)
+    }
+    assert splits == {32: [1, 1, 2, 4, 4, 4], 64: [1, 1, 1, 1, 2, 4]}
 
 
 def test_off_cuda_products_are_the_library_s():

@@ -20,8 +20,8 @@ from vlm.ops.kernels.norms_ahead import is_aligned
 
 LINE, TILE, WARPS = 128, 64, 5  # as in gemm.cu: bytes of a row of a stage, rows of the weight, warps of a program
 ROWS = (8, 16, 32, 64, 128)  # of a program
-LARGEST_CLUSTER = 8
-SHORT = 4  # lines of a program
+LARGEST_CLUSTER, CLUSTERED = 4, 0.75  # and the part of the processors of which clusters that large are made
+SHORT, LONG = 2, 8  # lines of a program, at least: of few rows, and of many, whose sums take longer to merge
 FEW_ROWS, FEW_LINES = 32, 8  # of a program whose weights others read again
 MEMORY, EXTRAS = 227 * 1024, 2560  # bytes of a processor, and of a program beside its stages
 MOST_PROGRAMS = 4  # of a processor
@@ -114,15 +114,10 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
     """Returns how a product is shared out, as measured within layers of models from T5-small to LLaMA-7B, of 4 to 128
     rows, on an H100 and an H200."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
-    tiles, lines, splits, tile = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, 1, padded
-    is_long, many = lines > MOST_STAGES[kind], padded == MOST_ROWS
-    if is_long:
-        splits = _num_splits(tiles, lines, processors, many=many)
-    elif activation is not None:  # which a cluster's programs share as well, of a few rows two on a processor
-        several = 2 if padded == FEW_ROWS and lines >= 4 * SHORT else 1
-        splits = _num_splits(tiles, lines * several // 2, processors * several, many=many)
-    if many or lines <= FEW_LINES:
-        tile = _tile_rows(padded, splits * tiles, processors // (2 if many and is_long else 1))
+    tiles, lines, tile = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, padded
+    splits = _num_splits(tiles, lines // (SHORT if padded <= FEW_ROWS else LONG), processors)
+    if padded == MOST_ROWS or lines <= FEW_LINES:
+        tile = _tile_rows(padded, splits * tiles, processors // 2)
     programs = splits * tiles * padded // tile
     share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
     room = (MEMORY // share - EXTRAS) // (LINE * (TILE + tile))
@@ -130,12 +125,13 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
     return Shape(kind, tile, inputs, outputs, activation is not None and activation.gated, splits, stages)
 
 
-def _num_splits(tiles: int, lines: int, processors: int, *, many: bool) -> int:
-    """Returns how many programs share the inputs of a tile; of `many` rows their sums take long to merge."""
-    most, splits = 4 if many else LARGEST_CLUSTER, 1
-    while splits < most and lines >= 2 * splits * SHORT:
-        if 2 * splits * tiles > (processors // 2 if many and splits > 1 else processors):
-            break
+def _num_splits(tiles: int, most: int, processors: int) -> int:
+    """Returns how many programs share the inputs of a tile, at most so many: clusters of two on all processors, larger
+    ones on some, as few groups of processors hold a whole number of those."""
+    splits = 1
+    while 2 * splits <= min(most, LARGEST_CLUSTER) and 2 * splits * tiles <= processors * (
+        CLUSTERED if splits > 1 else 1
+    ):
         splits *= 2
     return splits
 
