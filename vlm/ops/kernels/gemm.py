@@ -115,7 +115,7 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
     rows, on an H100 and an H200."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
     tiles, lines, tile = -(-outputs // TILE), inputs * ITEM_BYTES[kind] // LINE, padded
-    splits = _num_splits(tiles, lines // (SHORT if padded <= FEW_ROWS else LONG), processors)
+    splits = _num_splits(tiles, lines // (SHORT if padded < FEW_ROWS else LONG), processors)
     if padded == MOST_ROWS or lines <= FEW_LINES:
         tile = _tile_rows(padded, splits * tiles, processors // 2)
     programs = splits * tiles * padded // tile
@@ -129,9 +129,9 @@ def _num_splits(tiles: int, most: int, processors: int) -> int:
     """Returns how many programs share the inputs of a tile, at most so many: clusters of two on all processors, larger
     ones on some, as few groups of processors hold a whole number of those."""
     splits = 1
-    while 2 * splits <= min(most, LARGEST_CLUSTER) and 2 * splits * tiles <= processors * (
-        CLUSTERED if splits > 1 else 1
-    ):
+    while 2 * splits <= min(most, LARGEST_CLUSTER):
+        if 2 * splits * tiles > processors * (CLUSTERED if splits > 1 else 1):
+            break
         splits *= 2
     return splits
 
