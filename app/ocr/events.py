@@ -41,6 +41,7 @@ class Unreadable:
     document: int
     kind: str
     reason: str
+    pages: str | None = None  # of the work that asked for it
 
 
 @dataclass(frozen=True)

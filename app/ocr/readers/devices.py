@@ -153,9 +153,7 @@ class _Device:
         self.send(sampling)
 
     def hand_out(self, work: Work) -> None:
-        assert work.pages is not None  # a chunk names its pages
-        numbers = {int(number) - 1 for number in work.pages.split(",")}
-        self.pages.setdefault(work.document, set()).update(numbers)
+        self.pages.setdefault(work.document, set()).update(_chunk_pages(work.pages))
         self.send(work)
 
     def take(self) -> Iterator[PageRead | PageFailed | Waiting]:
@@ -163,17 +161,23 @@ class _Device:
         message = self.receive()
         if message == ROUND_DONE:
             self.busy = False
+            self.pages.clear()  # of a document that has fewer by now some have no answer
         elif isinstance(message, Measures):
             self.measures = message
             yield Waiting()
         elif isinstance(message, Unreadable):  # it could be opened a moment ago
-            for page in self.pages.pop(message.document, ()):
+            for page in _chunk_pages(message.pages):
+                self._forget(message.document, page)
                 yield PageFailed(message.document, page, message.kind, message.reason)
         elif isinstance(message, PageRead | PageFailed):
-            self.pages[message.document].discard(message.page)
-            if not self.pages[message.document]:
-                del self.pages[message.document]
+            self._forget(message.document, message.page)
             yield message
+
+    def _forget(self, document: int, page: int) -> None:
+        """Counts a page as answered."""
+        self.pages[document].discard(page)
+        if not self.pages[document]:
+            del self.pages[document]
 
     def send(self, message: Any) -> None:
         try:
@@ -204,3 +208,9 @@ class _Device:
             f"the process of device {self.name} has ended (exit code {self.process.exitcode}); run the same command"
             " again to go on after the last page."
         )
+
+
+def _chunk_pages(pages: str | None) -> list[int]:
+    """Returns the pages (from 0) that a chunk names."""
+    assert pages is not None  # each does
+    return [int(number) - 1 for number in pages.split(",")]

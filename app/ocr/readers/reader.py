@@ -113,7 +113,7 @@ class PipelineReader:
                 document = future.result()
                 pages = selected(work.pages, document.num_pages)
             except VlmError as error:
-                put(Unreadable(work.document, error.kind, str(error)))
+                put(Unreadable(work.document, error.kind, str(error), work.pages))
                 continue
             put(Opened(work.document, document.num_pages, pages, document.digest))
             yield from ((work.document, page, document) for page in pages if page not in work.done_pages)

@@ -1,0 +1,78 @@
+"""What the processes of several devices answer, as the job is told of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vlm_app.ocr.events import TIMEOUT, Opened, PageFailed, PageRead, Unreadable, Work
+from vlm_app.ocr.readers import devices
+from vlm_app.ocr.readers.device_process import READY, ROUND_DONE
+
+PAGES = 6  # of the document: two chunks
+
+
+def served(pipe: Connection, answer: Callable[[Work], list[object]]) -> None:
+    """Is a device's process: answers one round."""
+    pipe.send(READY)
+    assert pipe.recv() == {}
+    while (work := pipe.recv()) is not None:
+        for event in answer(work):
+            pipe.send(event)
+    pipe.send(ROUND_DONE)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Returns what a reader of one device says of a document, whose chunks the device answers so."""
+    document = SimpleNamespace(
+        num_pages=PAGES, digest="d", local=Path("copy"), named=lambda text: text.replace("copy", "s3://a")
+    )
+    opened: Future = Future()
+    opened.set_result(document)
+    opener = SimpleNamespace(ahead=0, open=lambda path, is_quick: opened, close=lambda: None)
+    process = SimpleNamespace(join=lambda seconds: None, is_alive=lambda: False)
+
+    def read(answer: Callable[[Work], list[object]]) -> list[object]:
+        ours, theirs = Pipe()
+        threading.Thread(target=served, args=(theirs, answer), daemon=True).start()
+        monkeypatch.setattr(devices, "RenderPool", lambda workers: opener)
+        monkeypatch.setattr(devices._Device, "started", lambda *_: devices._Device("cuda:0", process, ours, 64))
+        reader = devices.DeviceReader(SimpleNamespace(), ("cuda:0",))
+        found = list(reader.read([Work(7, Path("s3://a"))], {}))
+        assert not reader._devices[0].pages
+        reader.close()
+        return found
+
+    return read
+
+
+def read_pages(work: Work) -> list[object]:
+    return [PageRead(work.document, int(page) - 1, "a", "a", "eos", 1) for page in (work.pages or "").split(",")]
+
+
+def test_a_document_that_is_gone_costs_all_its_pages(events):
+    found = events(lambda work: [Unreadable(work.document, "missing", "copy does not exist.", work.pages)])
+    failures = [PageFailed(7, page, "missing", "s3://a does not exist.") for page in range(PAGES)]
+    assert found == [Opened(7, PAGES, tuple(range(PAGES)), "d"), *failures]
+
+
+def test_a_chunk_that_took_too_long_costs_no_other(events):
+    def answer(work: Work) -> list[object]:
+        is_first = (work.pages or "").startswith("1,")
+        return [Unreadable(work.document, TIMEOUT, "copy took long.", work.pages)] if is_first else read_pages(work)
+
+    found = events(answer)[1:]
+    assert [event.page for event in found if isinstance(event, PageFailed)] == [0, 1, 2, 3]
+    assert [event.page for event in found if isinstance(event, PageRead)] == [4, 5]
+
+
+def test_pages_that_a_round_has_lost_take_no_room_in_the_next(events):
+    assert [event.page for event in events(lambda work: read_pages(work)[1:])[1:]] == [1, 2, 3, 5]
