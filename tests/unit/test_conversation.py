@@ -79,3 +79,12 @@ def test_malformed_conversations(messages, words):
 def test_texts_are_split_at_their_placeholders():
     assert split_text("a <image><image> b") == ["a ", PLACEHOLDER, PLACEHOLDER, " b"]
     assert split_text("<image>") == [PLACEHOLDER] and split_text("a") == ["a"] and split_text("") == []
+
+
+def test_messages_without_parts_count_as_well():
+    empty = [{"role": "user", "content": []}] * 300
+    for check in (check_messages, Conversation.from_messages):
+        with pytest.raises(LengthError, match="300 messages and parts"):
+            check(empty, 10)
+    with pytest.raises(LengthError, match="300 messages and parts"):
+        Conversation.from_messages(empty).check_size(10)

@@ -87,7 +87,7 @@ class Conversation:
 
     def check_size(self, limit: int) -> None:
         """Raises LengthError as `check_messages`."""
-        parts = (part for message in self.messages for part in message.parts)
+        parts = (part for message in self.messages for part in message.parts or ("",))
         _check_sizes([len(part) if isinstance(part, str) else 0 for part in parts], limit)
 
     def with_pages(self, counts: Iterable[int]) -> Conversation:
@@ -125,7 +125,9 @@ def _check_sizes(sizes: list[int], limit: int) -> None:
 
 
 def _sizes(content: Any) -> Iterator[int]:
-    for part in content if isinstance(content, list | tuple) else [content]:
+    """Yields the characters of each part of a content; of one without parts, which is a message all the same, 0."""
+    parts = content if isinstance(content, list | tuple) else [content]
+    for part in parts or [""]:
         text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
         yield len(text) if isinstance(text, str) else 0
 
