@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import socket
 import struct
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from safetensors.torch import save_file
 from tests import hostile_kit as kit
 from tests.cli_kit import call
 from visual_engines.families.image_processors import CLIP
+from vlm.artifacts import archives
 from vlm.artifacts.archives import LARGEST_READ, unpacked
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.files import load_json
@@ -242,6 +246,40 @@ def test_archives(members, says, tmp_path, monkeypatch):
         convert_folder(nemo, tmp_path / "out")
     assert "\n" not in str(error.value) and not list(tmp_path.glob(".out*"))
     assert not (tmp_path.parent / "model.pt").exists()
+
+
+def test_an_archive_that_two_processes_unpack_at_once(tmp_path, monkeypatch):
+    """The second begins while the first is at a file, and is done before it."""
+    content = bytes(range(256)) * 2**14
+    path = archive(tmp_path / "x.tar.gz", [(member("model.pt", len(content)), content)])
+    file_of, others = archives._file_of, []
+
+    def read(source, size):
+        if not others:
+            others.append(None)
+            part, others[0] = source.read(size), unpacked(path, lambda name: True)
+            return part
+        return source.read(size)
+
+    def watched(*arguments):
+        source = file_of(*arguments)
+        return SimpleNamespace(read=partial(read, source))
+
+    monkeypatch.setattr(archives, "_file_of", watched)
+    folder = unpacked(path, lambda name: True)
+    assert others == [folder] and (folder / "model.pt").read_bytes() == content
+    assert {file.name for file in folder.iterdir()} == {"model.pt", archives.DONE}
+
+
+def test_damage_within_a_file_is_the_archive_s_not_the_cache_s(tmp_path):
+    content = random.Random(0).randbytes(2**21)
+    path = archive(tmp_path / "x.tar.bz2", [(member("model.pt", len(content)), content)], "w:bz2")
+    packed = bytearray(path.read_bytes())
+    packed[len(packed) // 2] ^= 0xFF
+    path.write_bytes(packed)
+    with pytest.raises(CheckpointError, match=r"x\.tar\.bz2 is no tar archive, damaged or truncated"):
+        unpacked(path, lambda name: True)
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
 
 
 def test_one_archive_in_another_is_not_unpacked(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import shutil
 import tarfile
+import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ MOST_MEMBERS = 10_000
 LARGEST_GROWTH = 50  # bytes out for one in: weights do not shrink to a tenth
 LARGEST_READ = 2**24  # bytes at a time, and so of a header
 SMALL = 2**28  # bytes that any archive may unpack to
+COPIED = 2**20  # bytes at a time
 DONE = ".complete"
 
 
@@ -129,7 +131,7 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path, folder
     source = _file_of(tar, member, archive)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        shutil.copyfileobj(source, file, 2**20)
+        shutil.copyfileobj(source, file, COPIED)
 
 
 def _path_within(member: tarfile.TarInfo, archive: Path) -> PurePosixPath:
@@ -149,7 +151,21 @@ def _file_of(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> IO
 def _write(source: IO[bytes], size: int, path: Path) -> None:
     if path.is_file() and path.stat().st_size == size:
         return
-    draft = path.with_name(f".{path.name}.tmp")
-    with cache_errors(path.parent), draft.open("wb") as file:
-        shutil.copyfileobj(source, file, 2**20)
-    draft.rename(path)
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # another process may be at the same file
+    with cache_errors(path.parent):
+        try:
+            with draft.open("wb") as file:
+                file.writelines(_parts(source))
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _parts(source: IO[bytes]) -> Iterator[bytes]:
+    """Yields a member's content. Raises ReadError where it is damaged: what fails to be written is the cache's."""
+    try:
+        while part := source.read(COPIED):
+            yield part
+    except OSError as error:
+        raise tarfile.ReadError(str(error)) from None
