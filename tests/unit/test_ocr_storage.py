@@ -16,6 +16,9 @@ from vlm_app.ocr.documents.naming import Document, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
+from vlm_app.ocr.ledger.database import LedgerError
+from vlm_app.ocr.ledger.snapshots import Snapshots
+from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.placing import write_whole
 
 
@@ -92,6 +95,20 @@ def test_parts_are_disjoint_whole_and_stable():
         [target for target in part if target in targets[::2]] for part in parts
     ]
     assert len({Shard(i, 3).name for i in range(3)}) == 3
+
+
+def test_a_ledger_is_closed_whether_its_copy_can_be_kept_or_not(memory, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+
+    def unreachable(copies, ledger):
+        raise InputError("the store cannot be written.")
+
+    monkeypatch.setattr(Snapshots, "save", unreachable)
+    ledgers = []
+    with pytest.raises(InputError, match="the store cannot be written"), ledger_of(memory, {}, False) as ledger:
+        ledgers.append(ledger)
+    with pytest.raises(LedgerError, match="closed"):
+        ledgers[0].get("settings")
 
 
 # --- news ---

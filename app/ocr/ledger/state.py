@@ -36,15 +36,15 @@ def ledger_of(out: Path, settings: Mapping[str, object], recompute: bool, part: 
 def _opened(path: Path, root: str, copies: Snapshots | None) -> Iterator[Ledger]:
     if copies:
         copies.fetch()
-    ledger = Ledger(path, root)
-    if copies:
+    with contextlib.closing(Ledger(path, root)) as ledger:
+        if copies is None:
+            yield ledger
+            return
         ledger.after_page = lambda: copies.save_in_time(ledger)
-    try:
-        yield ledger
-    finally:
-        if copies:
+        try:
+            yield ledger
+        finally:
             copies.save(ledger)
-        ledger.close()
 
 
 @contextlib.contextmanager
