@@ -97,6 +97,19 @@ def test_what_documents_trip_over_reaches_the_engine():
         drained(PageFeed(broken()))
 
 
+def test_a_page_that_cannot_be_begun_is_not_waited_for():
+    def read(page):
+        raise RuntimeError("cannot start new thread")
+
+    found = []
+    reader = threading.Thread(
+        target=lambda: found.append(drained(PageFeed(iter([(0, 0, SimpleNamespace(read=read))])))), daemon=True
+    )
+    reader.start()
+    reader.join(10)
+    assert found and str(found[0][0, 0]) == "cannot start new thread"
+
+
 def test_a_document_that_is_long_in_opening_holds_up_no_other():
     futures = {name: Future() for name in "abc"}
     renderer = SimpleNamespace(ahead=2, open=lambda path, is_quick: futures[path.name])

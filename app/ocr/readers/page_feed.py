@@ -53,7 +53,7 @@ class PageFeed(Iterator[Future[Any]]):
                     return
                 number, future = place
                 self.pages[number] = document, page
-                _hand_on(pages.read(page), future, self._words)
+                _hand_on(_begun(pages, page), future, self._words)
         except BaseException as error:
             self._error = error
         finally:
@@ -65,6 +65,16 @@ class PageFeed(Iterator[Future[Any]]):
         while not self._free.empty():
             if (place := self._free.get()) is not None and place[1].cancel():
                 place[1].set_running_or_notify_cancel()  # else who waits for it is not told
+
+
+def _begun(pages: Pages, page: int) -> Future[Any]:
+    """Begins with a page. What that raises is the future's: who waits for it would wait for ever."""
+    try:
+        return pages.read(page)
+    except BaseException as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def page_input(image: Any, words: Mapping[str, str]) -> Any:
