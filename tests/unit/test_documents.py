@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from vlm.errors import DocumentError, ImageError
-from vlm.processing.documents import document_pages, has_pages, is_document, open_document, parse_pages
+from vlm.processing.documents import (
+    DocumentPage,
+    content_document,
+    document_pages,
+    has_pages,
+    is_document,
+    open_document,
+    parse_pages,
+)
+from vlm_app.ocr.documents.open_document import OpenDocument
 
 pypdfium2 = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
 
@@ -88,6 +100,36 @@ def test_what_is_said_of_a_document_does_not_come_from_the_one_before(tmp_path):
     assert error.value.kind == "encrypted"
     with pytest.raises(DocumentError, match="without pages"):
         open_document(tmp_path / "no-pages.pdf")
+
+
+def test_a_refused_document_is_closed(pdf, monkeypatch):
+    closed, close = [], pypdfium2.PdfDocument.close
+    monkeypatch.setattr(pypdfium2.PdfDocument, "close", lambda own: closed.append(own) or close(own))
+    monkeypatch.setattr("vlm.processing.documents.MAX_PAGES", 2)
+    with pytest.raises(DocumentError, match="claims 3 pages, the limit is 2") as error:
+        open_document(pdf)
+    assert len(closed) == 1 and error.value.kind == "too large"
+
+
+def test_pages_of_documents_are_drawn_one_at_a_time(pdf, monkeypatch):
+    """PDFium is not for several threads at once, whatever document they draw: as those of a pool without processes."""
+    at_once, most, draw = [], [], pypdfium2.PdfPage.render
+
+    def watched(page, **options):
+        at_once.append(page)
+        most.append(len(at_once))
+        time.sleep(0.05)
+        try:
+            return draw(page, **options)
+        finally:
+            at_once.remove(page)
+
+    monkeypatch.setattr(pypdfium2.PdfPage, "render", watched)
+    documents = [content_document(pdf.read_bytes(), "x.pdf"), open_document(pdf), OpenDocument(pdf)]
+    with ThreadPoolExecutor(4) as threads:
+        pages = [threads.submit(document.render, page) for document in documents for page in range(2)]
+        pages.append(threads.submit(DocumentPage(str(pdf), 2).picture))
+    assert len([page.result() for page in pages]) == len(most) == 7 and max(most) == 1
 
 
 def test_huge_pages_are_drawn_smaller(tmp_path):

@@ -9,7 +9,7 @@ import re
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from PIL import Image
@@ -35,7 +35,9 @@ POINTS = 72  # of a PDF, per inch
 STDIN = "stdin"
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins, a large one, too
 
-_lock = Lock()  # PDFium is not for several threads, not even to close a document
+# held by whoever uses PDFium, which is not for several threads at once, not even to close a document; reentrant: a
+# collection may close one in the middle of a rendering
+PDFIUM = RLock()
 
 
 def is_document(path: str | Path) -> bool:
@@ -79,6 +81,10 @@ class Document:
 
 
 class PdfDocument(Document):
+    """A PDF, for use by several threads: one waits for another."""
+
+    _pdf: Any = None  # where it could not be opened
+
     def __init__(self, source: Path | bytes, name: str | None = None):
         """A file or its content; `name`: what errors call it."""
         self.name = name or str(source)
@@ -93,20 +99,33 @@ class PdfDocument(Document):
         if size > MAX_PDF_BYTES:
             reason = f"has {size:,} bytes, the limit is {MAX_PDF_BYTES:,}; split it"
             raise DocumentError(f"{self.name} {reason}.", "too large")
-        try:
-            self._pdf = pypdfium2.PdfDocument(source)
-            self.num_pages = len(self._pdf)
-        except pypdfium2.PdfiumError as error:
-            raise _why_not(source, self.name, str(error)) from None
+        with PDFIUM:
+            try:
+                self._pdf = pypdfium2.PdfDocument(source)
+                self.num_pages = len(self._pdf)
+            except pypdfium2.PdfiumError as error:
+                raise _why_not(source, self.name, str(error)) from None
+            if refusal := self._refusal():
+                self.close()
+                raise refusal
+
+    def _refusal(self) -> DocumentError | None:
+        """Returns what is wrong with the number of pages; None: nothing."""
         if not self.num_pages:
-            raise DocumentError(f"{self.name} is a PDF without pages.", "empty")
+            return DocumentError(f"{self.name} is a PDF without pages.", "empty")
         if self.num_pages > MAX_PAGES:
-            raise DocumentError(
+            return DocumentError(
                 f"{self.name} claims {self.num_pages:,} pages, the limit is {MAX_PAGES:,}; split it.", "too large"
             )
+        return None
 
     def close(self) -> None:
-        self._pdf.close()
+        with PDFIUM:
+            self._pdf.close()
+
+    def __del__(self) -> None:
+        if self._pdf is not None:
+            self.close()
 
     def render(
         self, page: int, dpi: int = DPI, *, max_pixels: int = MAX_PAGE_PIXELS, detail: Detail | None = None
@@ -116,21 +135,26 @@ class PdfDocument(Document):
 
         name = f"{self.name} page {page + 1}"
         try:
-            pdf_page = self._pdf[page]
-            width, height = pdf_page.get_size()
-            scale = _scale(width, height, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS))
-            scan = None if detail is None else ScannedPage.of(pdf_page)
-
-            def draw(part: float) -> Image.Image:
-                if scan and part < 1 and (picture := scan.picture(width * scale * part, height * scale * part)):
-                    return picture
-                return _drawn(pdf_page, scale * part)
-
-            return sized((height * scale, width * scale), draw, detail)
+            with PDFIUM, closing(self._pdf[page]) as pdf_page:
+                return _picture(pdf_page, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS), detail=detail)
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
         except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
             raise DocumentError(f"{name} cannot be rendered: {str(error).rstrip('.')}.") from None
+
+
+def _picture(pdf_page: Any, name: str, *, dpi: int, max_pixels: int, detail: Detail | None) -> Image.Image:
+    """Returns a page as `PdfDocument.render` does."""
+    width, height = pdf_page.get_size()
+    scale = _scale(width, height, name, dpi=dpi, max_pixels=max_pixels)
+    scan = None if detail is None else ScannedPage.of(pdf_page)
+
+    def draw(part: float) -> Image.Image:
+        if scan and part < 1 and (picture := scan.picture(width * scale * part, height * scale * part)):
+            return picture
+        return _drawn(pdf_page, scale * part)
+
+    return sized((height * scale, width * scale), draw, detail)
 
 
 def _drawn(pdf_page: Any, scale: float) -> Image.Image:
@@ -207,7 +231,7 @@ class DocumentPage:
 
     def picture(self, detail: Detail | None = None) -> Image.Image:
         """Raises DocumentError and ImageError with the document's name and the page."""
-        with _lock, closing(_opened(self.source)) as document:
+        with closing(_opened(self.source)) as document:
             return document.render(self.page, detail=detail)
 
 
@@ -253,7 +277,7 @@ def has_pages(source: str | bytes) -> bool:
 
 
 def _num_pages(source: str | bytes) -> int:
-    with _lock, closing(_opened(source)) as document:
+    with closing(_opened(source)) as document:
         return document.num_pages
 
 

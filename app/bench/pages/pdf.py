@@ -7,10 +7,10 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError
+from vlm.processing.documents import PDFIUM
 from vlm_app.bench.pages.layout import HEIGHT, WIDTH, Line, Page, Rule
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ RULE_WIDTH = 0.5  # points
 # what pdfium takes from the clock and from its addresses
 CREATED = re.compile(rb"(?<=/CreationDate\(D:)\d{14}")
 FILE_ID = re.compile(rb"(?<=<)[0-9A-F]{32}(?=>)")
-
-_lock = Lock()  # pdfium is not for several threads
 
 
 def check_pypdfium2(kinds: Iterable[str]) -> None:
@@ -38,7 +36,7 @@ def check_pypdfium2(kinds: Iterable[str]) -> None:
 
 def pdf_of_pages(pages: Iterable[Page]) -> bytes:
     """Returns a PDF with text that can be extracted, and rules; the same pages give the same bytes."""
-    with _lock:
+    with PDFIUM:
         pdf = _new()
         for page in pages:
             sheet = pdf.new_page(WIDTH, HEIGHT)
@@ -55,7 +53,7 @@ def pdf_of_jpegs(jpegs: Iterable[bytes]) -> bytes:
     import pypdfium2
 
     jpegs = list(jpegs)  # made outside of the lock
-    with _lock:
+    with PDFIUM:
         pdf = _new()
         for jpeg in jpegs:
             sheet, picture = pdf.new_page(WIDTH, HEIGHT), pypdfium2.PdfImage.new(pdf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -22,22 +21,20 @@ MOST_HELD = 2**26  # bytes of a PDF that PDFium keeps in memory: what it has rea
 
 
 class OpenDocument:
-    """A document whose pages may be rendered by several threads: pdfium works in one at a time, and closes in one.
+    """A document whose pages may be rendered by several threads: pdfium works in one at a time.
 
     Raises DocumentError or ImageError when it is opened and when a page is rendered.
     """
 
     def __init__(self, path: Path):
-        from vlm.processing.documents import PdfDocument, open_document
+        from vlm.processing.documents import PDFIUM, PdfDocument, open_document
 
-        self._lock = _PDFIUM
         self._copy = LocalCopy(path)
-        with _PDFIUM, self._renamed():
+        with self._renamed():
             self._document: Document = open_document(self._copy.path)
-            self.num_pages = self._document.num_pages
+        self.num_pages = self._document.num_pages
         self._is_pdf = isinstance(self._document, PdfDocument)
-        if not self._is_pdf:
-            self._lock = contextlib.nullcontext()
+        self._lock = PDFIUM if self._is_pdf else contextlib.nullcontext()  # of what is opened again between two pages
         self.path, self.local = path, self._copy.path
         self._page_size, self._held = self.local.stat().st_size / self.num_pages, 0.0
 
@@ -80,10 +77,3 @@ class OpenDocument:
             yield
         except VlmError as error:
             raise type(error)(self.named(str(error)), error.kind) from None
-
-    def __del__(self) -> None:
-        with self._lock:
-            vars(self).pop("_document", None)  # none where it could not be opened
-
-
-_PDFIUM = threading.RLock()  # reentrant: a collection may run __del__ in the middle of a rendering
