@@ -148,6 +148,14 @@ def test_byte_level_bpe_files(tmp_path):
     assert tokenizer.decode([0, 6, 8, 2]) == "ab ab"
 
 
+@pytest.mark.parametrize("vocab", [b"{", b"[]", b'{"a": -1}', b'{"a": 0}', b"\xff\xfe"])
+def test_damaged_byte_level_bpe(vocab, tmp_path):
+    (tmp_path / "vocab.json").write_bytes(vocab)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* cannot be read \(Error while initializing BPE: "):
+        make_tokenizer(tmp_path)
+
+
 def test_word_pieces_as_bert_has_them(tmp_path):
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "house", "##s", "船"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vlm.artifacts.files import load_json
@@ -64,7 +65,8 @@ def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
     from tokenizers import ByteLevelBPETokenizer
     from tokenizers.processors import RobertaProcessing, TemplateProcessing
 
-    tokenizer = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    with _unreadable(folder):
+        tokenizer = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
     tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is not None])
     if str(config.get("tokenizer_class", "")).removesuffix("Fast") == "GPT2Tokenizer":
@@ -105,10 +107,18 @@ def _from_transformers(folder: Path) -> str:
     from transformers import AutoTokenizer
 
     _check_files(folder)
-    try:
+    with _unreadable(folder):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str()
+
+
+@contextlib.contextmanager
+def _unreadable(folder: Path) -> Iterator[None]:
+    """Turns what libraries raise of damaged tokenizers into a CheckpointError: it is of many kinds, bare ones too, and
+    their panics are no Exceptions."""
+    try:
+        yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # the library raises many kinds, and its panics are no Exceptions
+    except BaseException as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"the tokenizer in {folder} cannot be read ({reason}); fetch the folder again.") from None
