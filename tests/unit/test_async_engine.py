@@ -134,6 +134,52 @@ def test_a_stopped_engine_tells_who_waits_and_who_comes(t5):
     asyncio.run(ask())
 
 
+def test_an_engine_holds_its_device_to_its_last_step(t5, monkeypatch):
+    """Another one may capture a graph there, beside which nobody may allocate."""
+    lock, step, steps = threading.Lock(), t5.llm.step, []
+
+    def watched():
+        steps.append(lock.locked())
+        return step()
+
+    async def ask():
+        async with running(t5) as model:
+            model.engine._device_lock = lock
+            stream = model.stream(await model.request({"text": TEXT}, [], ignore_eos=True, loop_detection=False))
+            await anext(stream)
+            monkeypatch.setattr(t5.llm, "step", watched)
+            await model.engine.stop()
+
+    asyncio.run(ask())
+    assert steps and all(steps)
+
+
+def test_a_last_step_that_does_not_end_is_left_behind(t5, monkeypatch):
+    begun, released = threading.Event(), threading.Event()
+
+    def hang():
+        begun.set()
+        released.wait(60)
+        return []
+
+    async def ask():
+        model = AsyncPipeline(t5, MediaPool(MediaConfig()), step_seconds=0.2)
+        model.start()
+        stream = model.stream(await model.request({"text": TEXT}, [], ignore_eos=True, loop_detection=False))
+        await anext(stream)
+        abort = t5.llm.abort  # which comes when all are ended
+        with monkeypatch.context() as patch:
+            patch.setattr(t5.llm, "abort", lambda number: (abort(number), patch.setattr(t5.llm, "step", hang)))
+            await asyncio.wait_for(model.engine.stop(), 30)
+        assert begun.is_set() and model.engine.hangs
+        released.set()
+        model.engine._thread.join()
+
+    asyncio.run(ask())
+    t5.llm.step()
+    assert is_empty(t5)
+
+
 def test_a_broken_engine_is_not_silent(t5, monkeypatch):
     def broken():
         raise RuntimeError("device lost")

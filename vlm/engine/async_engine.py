@@ -126,7 +126,7 @@ class AsyncEngine:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             try:
                 while not self.hangs and self._obey():
-                    with self._watch.step(), self._device_lock:
+                    with self._at_work():
                         updates = self._loop.step()
                     self._hand_over(self._results(updates))
             except BaseException as error:  # panics of libraries written in Rust are no Exceptions
@@ -134,15 +134,21 @@ class AsyncEngine:
                     self.error = error if isinstance(error, Exception) else EngineError(f"{error}")
                     with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
                         self._event_loop.call_soon_threadsafe(self._on_break, self.error)
-        if not self.hangs:  # else all have been told
-            self._end_all()
+            if not self.hangs:  # else all have been told
+                self._end_all()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Holds the device, under watch: a step, a command and what ends them alike may capture, allocate and hang."""
+        with self._watch.step(), self._device_lock:
+            yield
 
     def _obey(self) -> bool:
         """Carries out what was submitted, waiting for it when there is nothing to do; False: stop."""
         while not self._loop.has_work or not self._commands.empty():
             if (command := self._commands.get()) is None:
                 return False
-            with self._watch.step(), self._device_lock:
+            with self._at_work():
                 command()
         return True
 
@@ -186,12 +192,14 @@ class AsyncEngine:
             self._closed = True
         while not self._commands.empty():  # who came last is told, too
             if (command := self._commands.get()) is not None:
-                command()
+                with self._at_work():
+                    command()
         calls = list(dict.fromkeys(self._calls.values()))
         self._hand_over([(call, self._end_of_calls()) for call in calls])
         self._loop.abort(self._calls)
         while self.error is None and self._loop.has_work:
-            self._loop.step()
+            with self._at_work():
+                self._loop.step()
 
     def _end_of_calls(self) -> EngineError:
         """Returns what all are told. What an error of anything but ours says may be of one request."""
