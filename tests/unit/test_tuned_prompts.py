@@ -12,10 +12,15 @@ import torch
 from tests.cli_kit import call
 from tests.nemo_kit import archive
 from tests.nemo_t5_kit import tuned_prompts
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
+from vlm.build.store import resolve
 from vlm.errors import CheckpointError, InputError, VlmWarning
 from vlm.processing.input_fields import prompt_table_of
+from vlm.processing.processor import Processor
+from vlm.requests import prompt_table
+from vlm.requests.sampling_params import SamplingParams
 
 TABLES = {"squad": torch.randn(4, 32), "a/../b": torch.randn(2, 32)}
 
@@ -168,3 +173,15 @@ def test_rows_of_another_width(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 3), dtype=np.float32))
     with pytest.raises(InputError, match="are rows of 3 values, this model takes rows of 32"):
         PromptTables.open(tmp_path / "x.npy").check_width(32)
+
+
+@pytest.mark.parametrize("text", [{"text": "twenty-one"}, {"input_ids": [5, 6]}, {"encoder_input_ids": [5, 6]}])
+def test_rows_of_a_request_are_hashed_once(text, monkeypatch):
+    """A key is a pass over all of them."""
+    hashed, content_key = [], prompt_table.content_key
+    monkeypatch.setattr(prompt_table, "content_key", lambda *parts: hashed.append(parts) or content_key(*parts))
+    engine = EngineDir.open(resolve("mini-t5"), verify=False)
+    builder = Processor.from_engine(engine).request_builder
+    rows = torch.randn(2, 64)
+    request = builder.build({**text, "prompt_table": rows}, SamplingParams())
+    assert len(hashed) == 1 and torch.equal(request.prompt_table.rows, rows)

@@ -96,12 +96,21 @@ def rows_of(table: PromptTable | None, vocab_size: int) -> range:
     return range(vocab_size, vocab_size + (0 if table is None else len(table)))
 
 
+def with_prompt_table(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns an input whose prompt table has been read: its key is a pass over the rows. A tuned prompt stays, which
+    has more than rows, and is read once for all. InputError as of `prompt_table_of`."""
+    is_read = isinstance(fields.get("prompt_table"), TunedPrompt | None)
+    return fields if is_read else {**fields, "prompt_table": prompt_table_of(fields)}
+
+
 def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
-    """Returns the rows of an input's prompt table [n, hidden], a tensor, an array or a tuned prompt; InputError for
-    another shape, and for NaN or infinity."""
+    """Returns the rows of an input's prompt table [n, hidden]: a tensor, an array, a tuned prompt, or what was read of
+    one. InputError for another shape, and for NaN or infinity."""
     rows = fields.get("prompt_table")
-    if rows is None or isinstance(rows, TunedPrompt):
-        return rows and _tuned_table(rows)
+    if rows is None or isinstance(rows, PromptTable):
+        return rows
+    if isinstance(rows, TunedPrompt):
+        return _tuned_table(rows)
     import torch
 
     rows = torch.as_tensor(rows)

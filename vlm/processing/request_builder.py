@@ -21,6 +21,7 @@ from vlm.processing.input_fields import (
     rows_of,
     truncation_of,
     with_beginning,
+    with_prompt_table,
     with_task,
 )
 from vlm.processing.prompts import Prompts
@@ -217,7 +218,7 @@ class RequestBuilder:
             unknown = [k for k in source if k not in KNOWN_KEYS]
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_task({k: v for k, v in source.items() if v is not None})
-        fields = self._with_named_ids(fields)
+        fields = self._with_named_ids(with_prompt_table(fields))
         if (names := frozenset(fields)) not in self._checked_names:
             self._check_names(fields)
             self._checked_names.add(names)
