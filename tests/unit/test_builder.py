@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.cli_kit import call
 from tests.unit import artifact_kit
 from tests.unit.artifact_kit import CONFIG, GENERATION, contents, hf_tensors, write_hf
 from vlm.artifacts.weights import TensorSource, write_tensors
+from vlm.build import from_model
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
@@ -204,3 +206,29 @@ def test_layers_that_no_stage_can_leave_out(tmp_path):
     with pytest.raises(ConfigError, match="the voice network does not keep its layers in Blocks"):
         build_engine(made, tmp_path / "engine", BuildConfig(pp_size=2))
     assert not (tmp_path / "engine").exists()
+
+
+# --- on the way to an engine
+
+
+@pytest.mark.parametrize("source", ["folder", "random"])
+def test_the_checkpoint_of_an_engine_lies_beside_it(source, tmp_path, monkeypatch):
+    """As large as the model: the temporary directory of the system may be small, or be memory."""
+    written = []
+
+    def watched(function):
+        return lambda arch, out, **options: written.append(out) or function(arch, out, **options)
+
+    monkeypatch.setattr(from_model, "convert_folder", watched(convert_folder))
+    monkeypatch.setattr("vlm.build.random_checkpoint.random_checkpoint", watched(random_checkpoint))
+    folder, out = write_hf(tmp_path / "toy-hf"), tmp_path / "engines" / "toy"
+    out.parent.mkdir()
+    arguments = [folder] if source == "folder" else ["--random-weights", "--arch", "toy-base"]
+    result = call("build", *arguments, "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert [path.parent.parent for path in written] == [out.parent] and list(out.parent.iterdir()) == [out]
+
+
+def test_an_engine_beside_which_nothing_can_be_written(tmp_path):
+    with pytest.raises(EngineError, match=r"the engine directory /proc/none/toy cannot be written: "):
+        from_model.build_model(write_hf(tmp_path / "toy-hf"), "/proc/none/toy")

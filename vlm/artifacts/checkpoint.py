@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vlm.artifacts.files import atomic_dir, canonical_json, check_replaceable, load_json, read_json
 from vlm.artifacts.generation_config import check_tokens
 from vlm.artifacts.manifest import is_mapping
-from vlm.errors import CheckpointError, listed
+from vlm.errors import CheckpointError, VlmError, listed
 
 if TYPE_CHECKING:
     import torch
@@ -264,14 +264,14 @@ def check_output(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def scratch_beside(out: Path) -> Iterator[Path]:
-    """Gives a folder that vanishes, on the disk where `out` goes: the temporary directory of the system may be small.
-    Raises CheckpointError where nothing can be written there."""
+def scratch_beside(out: Path, what: str = WHAT, error: type[VlmError] = CheckpointError) -> Iterator[Path]:
+    """Gives a folder that vanishes, on the disk where `out`, a `what`, goes: the temporary directory of the system may
+    be small. Raises `error` where nothing can be written there."""
     parent = next(folder for folder in out.resolve().parents if folder.is_dir())
     try:
         scratch = tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=parent)
     except OSError as reason:
-        raise CheckpointError(f"the {WHAT} {out} cannot be written: {reason.strerror}.") from None
+        raise error(f"the {what} {out} cannot be written: {reason.strerror}.") from None
     with scratch as folder:
         yield Path(folder)
 

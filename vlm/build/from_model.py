@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, is_checkpoint, scratch_beside
+from vlm.artifacts.manifest import WHAT
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
@@ -16,7 +17,7 @@ from vlm.convert.adapters.completed_base import completed_base, completes
 from vlm.convert.adapters.merging import merge_adapter
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
-from vlm.errors import CheckpointError, InputError, listed
+from vlm.errors import CheckpointError, EngineError, InputError, listed
 from vlm.packaged import adapter_folder
 
 
@@ -113,9 +114,14 @@ def build_model(
     source = locate(model, progress=progress)
     if source.kind == "engine":
         raise InputError(f"{model} is an engine already; build from its checkpoint or model folder.")
-    with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
-        checkpoint = checkpoint_of(source, Path(scratch), progress)
+    with engine_scratch(Path(out)) as scratch:
+        checkpoint = checkpoint_of(source, scratch, progress)
         return build_engine(checkpoint, Path(out), config, workers=workers, progress=progress).path
+
+
+def engine_scratch(out: Path) -> AbstractContextManager[Path]:
+    """Returns a folder for the checkpoint of an engine that is built at `out`. EngineError as of scratch_beside."""
+    return scratch_beside(out, WHAT, EngineError)
 
 
 def checkpoint_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,10 +107,11 @@ def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, 
 
 def _build_random(arch: str, out: Path, config: BuildConfig, random: RandomOptions, write: dict[str, Any]) -> Path:
     from vlm.build.builder import build_engine, check_backend
+    from vlm.build.from_model import engine_scratch
     from vlm.build.random_checkpoint import random_checkpoint
 
     check_backend(config)
-    with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
-        folder = Path(scratch) / "checkpoint"
+    with engine_scratch(out) as scratch:
+        folder = scratch / "checkpoint"
         checkpoint = random_checkpoint(read_arch(arch), folder, dtype=config.dtype, **random.values)
         return build_engine(checkpoint, out, config, **write).path
