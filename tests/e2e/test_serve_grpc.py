@@ -338,6 +338,16 @@ def test_typed_contents_are_raw_ones(stub):
 U4 = np.arange(3, dtype="<u4").tobytes()
 
 
+def size(value: int) -> dict:
+    return {"parameters": {"binary_data_size": pb.InferParameter(int64_param=value)}}
+
+
+def test_the_size_of_raw_contents_may_stand_beside_them(stub):
+    """kserve's InferInput.set_data_from_numpy says it whatever the protocol."""
+    as_kserve = stub.ModelInfer(message(ids(**size(len(U4))), raw=(U4,)))
+    assert as_kserve.raw_output_contents == stub.ModelInfer(message(ids(), raw=(U4,))).raw_output_contents
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -359,6 +369,7 @@ U4 = np.arange(3, dtype="<u4").tobytes()
         (message({"name": "text_input", "datatype": "BYTES", "shape": [2]}, raw=(b"\0" * 4,)), "1 values"),
         (message(ids(parameters={"shared_memory_region": pb.InferParameter(string_param="a")})), "shared memory"),
         (message(ids(parameters={"binary_data_size": pb.InferParameter(int64_param=9)}), raw=(U4,)), "HTTP's"),
+        (message(ids(**size(12), contents=contents(uint_contents=[1, 2, 3]))), "HTTP's"),
         (message(ids(), raw=(U4,), parameters={"timeout": pb.InferParameter()}), "timeout"),
         (message(ids(), raw=(U4,), parameters={"triton_other": pb.InferParameter(bool_param=True)}), "triton_other"),
         (message(ids(), raw=(U4,), parameters={"timeout": pb.InferParameter(uint64_param=2**64 - 1)}), "timeout"),

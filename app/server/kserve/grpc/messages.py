@@ -82,7 +82,8 @@ def _entry(tensor: Any, **own: int) -> dict[str, Any]:
     parameters = _values(tensor.parameters)
     if len(tensor.shape) > MAX_AXES:
         raise InputError(f"input {tensor.name} has {len(tensor.shape):,} sizes; a shape has {MAX_AXES} at most.")
-    if "binary_data_size" in parameters:
+    size = own.get("binary_data_size")
+    if parameters.get("binary_data_size", size) != size:  # kserve's client sends it beside raw_input_contents
         raise InputError(f"input {tensor.name} has the parameter binary_data_size, which is HTTP's; leave it out.")
     return {
         "name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "parameters": parameters | own,
