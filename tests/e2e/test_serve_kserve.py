@@ -64,6 +64,8 @@ def test_it_says_what_it_is_and_what_it_serves(client):
     assert "image" in [each["name"] for each in client.get_model_metadata("mini-llava")["inputs"]]
     config = client.get_model_config("mini-t5")
     assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_UINT32"
+    # ids or a text: who sends what a configuration requires, and that alone, would have to send both
+    assert all(each["optional"] for model in MODELS for each in client.get_model_config(model)["input"])
 
 
 @pytest.mark.parametrize("binary", [True, False])

@@ -50,7 +50,7 @@ class ModelTensors:
         if not processor.generates:
             return cls._of_encoder(processor, dtype, datatypes)
         texts = specs_of(processor, TEXT_IN) if processor.tokenizer else ()
-        inputs = {spec.name: spec for spec in (*specs_of(processor, IDS_IN), *texts)}
+        inputs = _either(specs_of(processor, IDS_IN), texts)
         outputs = (
             *(TEXT_OUT if processor.tokenizer else IDS_OUT),
             *(LENGTHS_OUT if INPUT_LENGTHS in datatypes else ()),
@@ -58,7 +58,7 @@ class ModelTensors:
         output_tensors = (
             replace(s, datatype=datatypes.get(s.name, s.datatype)) for s in output_specs(processor, outputs)
         )
-        return cls(tuple(inputs.values()), tuple(output_tensors), datatypes)
+        return cls(inputs, tuple(output_tensors), datatypes)
 
     @classmethod
     def _of_encoder(cls, processor: Processor, dtype: str, datatypes: Mapping[str, str]) -> ModelTensors:
@@ -68,10 +68,7 @@ class ModelTensors:
             TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
         )
-        if not processor.tokenizer:
-            return cls(ENCODER_IN, outputs, datatypes)
-        either = {spec.name: replace(spec, optional=True) for spec in (*ENCODER_IN, *ENCODER_TEXT_IN)}
-        return cls(tuple(either.values()), outputs, datatypes)
+        return cls(_either(ENCODER_IN, ENCODER_TEXT_IN if processor.tokenizer else ()), outputs, datatypes)
 
     def cast(self, outputs: Tensors, inputs: Tensors, names: Collection[str] | None) -> Tensors:
         """Returns the outputs in their types; ids come as those of a request do, where no configuration declares them.
@@ -83,6 +80,12 @@ class ModelTensors:
         left_out = {INPUT_LENGTHS} - kinds.keys() if names is None else set()
         to_type = lambda name, array: array.astype(DTYPES[kinds[name]], copy=False) if name in kinds else array  # noqa: E731
         return {name: to_type(name, array) for name, array in outputs.items() if name not in left_out}
+
+
+def _either(ids: tuple[TensorSpec, ...], texts: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Returns the tensors of both forms of an input, each once: where there are two, neither is required."""
+    by_name = {spec.name: replace(spec, optional=spec.optional or bool(texts)) for spec in (*ids, *texts)}
+    return tuple(by_name.values())
 
 
 def type_errors(datatypes: Mapping[str, str]) -> list[str]:
