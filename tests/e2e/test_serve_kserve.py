@@ -83,6 +83,14 @@ def test_a_ragged_batch_of_ids_gives_each_its_own_answer(client, t5, binary):
     assert found["output_ids"].dtype == np.int32 and found["output_ids"].shape[:2] == (2, 1)
 
 
+def test_all_outputs_that_are_listed_come_by_their_names(client, t5):
+    """Clients that go by a model's metadata ask so, whatever they send (pytriton's ModelClient)."""
+    names = [output["name"] for output in client.get_model_metadata("mini-t5")["outputs"]]
+    found = infer(client, "mini-t5", of_ids(t5, TEXTS), outputs=names)
+    assert list(found) == names and names[0] == "text_output"
+    assert found["text_output"].tolist() == [[t5.generate(text=each).text.encode()] for each in TEXTS]
+
+
 def test_log_probabilities_come_when_they_are_asked_for(client, t5):
     names = {"output_ids", "sequence_length"}
     assert infer(client, "mini-t5", of_ids(t5, TEXTS)).keys() == names

@@ -40,7 +40,7 @@ class Inference:
         self.parameters: Parameters = check(request.parameters)
         self._service, self._processor = service, service.pipeline.processor
         inputs = with_options(request.inputs, self.parameters.options)
-        self._left_out = _left_out(request, inputs)
+        self._left_out = _left_out(request, inputs, has_tokenizer=service.pipeline.tokenizer is not None)
         self._cast = partial(service.tensors.cast, inputs=inputs, names=request.outputs)
         rows = read_batch(self._processor, inputs)
         self.items = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
@@ -84,9 +84,11 @@ class Inference:
             ) from None
 
 
-def _left_out(request: InferRequest, inputs: Tensors) -> set[str]:
-    """Returns the outputs that were neither asked for by name nor by a flag."""
-    texts = {"text_output"} if {"input_ids", "pixel_values"} & inputs.keys() else set()
+def _left_out(request: InferRequest, inputs: Tensors, *, has_tokenizer: bool) -> set[str]:
+    """Returns the outputs that were neither asked for by name nor by a flag, and the text that nobody can decode."""
+    by_name = request.outputs is not None
+    gives_ids = bool({"input_ids", "pixel_values"} & inputs.keys())
+    texts = {"text_output"} if gives_ids and not (by_name and has_tokenizer) else set()
     flag = inputs.get("is_return_log_probs")
-    wants_logprobs = request.outputs is not None or (flag is not None and flag.any())
+    wants_logprobs = by_name or (flag is not None and flag.any())
     return texts if wants_logprobs else texts | set(WITH_LOGPROBS)
