@@ -332,7 +332,7 @@ def test_typed_contents_are_raw_ones(stub):
         message({"name": "text_input", "datatype": "BYTES", "shape": [1, 1],
                  "contents": contents(bytes_contents=[TEXT.encode()])})
     )  # fmt: skip
-    assert texts.raw_output_contents[-1][4:] == b"Das alte Schiff ist klein."
+    assert texts.raw_output_contents[0][4:] == b"Das alte Schiff ist klein."
 
 
 U4 = np.arange(3, dtype="<u4").tobytes()

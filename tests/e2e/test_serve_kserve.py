@@ -91,6 +91,13 @@ def test_all_outputs_that_are_listed_come_by_their_names(client, t5):
     assert found["text_output"].tolist() == [[t5.generate(text=each).text.encode()] for each in TEXTS]
 
 
+def test_outputs_come_in_the_order_of_their_list(client):
+    """The text first: litellm's provider of Triton takes the first output for it."""
+    names = [output["name"] for output in client.get_model_metadata("mini-t5")["outputs"]]
+    asked = {"text_input": np.array([[TEXTS[0].encode()]], object), "is_return_log_probs": np.array([[True]])}
+    assert list(infer(client, "mini-t5", asked)) == names
+
+
 def test_log_probabilities_come_when_they_are_asked_for(client, t5):
     names = {"output_ids", "sequence_length"}
     assert infer(client, "mini-t5", of_ids(t5, TEXTS)).keys() == names

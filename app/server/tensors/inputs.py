@@ -52,6 +52,8 @@ def write_batch(
     logprobs = [[o.logprobs for o in row] for row in outputs]
     end, kind = processor.config.eos_token_id, np.int32 if processor.config.cross_attention else np.uint32
     return {
+        # first, as a model's metadata list it: litellm reads the first output as the text
+        "text_output": padded([[o.text.encode("utf-8", "replace") for o in row] for row in outputs], b"", object),
         "output_ids": padded(tokens, end, kind),
         "sequence_length": padded([[len(x) for x in row] for row in tokens], 0, kind),
         "response_input_lengths": padded(
@@ -59,7 +61,6 @@ def write_batch(
         ),
         "cum_log_probs": padded([[sum(x) for x in row] for row in logprobs], 0.0, np.float32),
         "output_log_probs": padded(logprobs, 0.0, np.float32),
-        "text_output": padded([[o.text.encode("utf-8", "replace") for o in row] for row in outputs], b"", object),
     }
 
 
