@@ -52,6 +52,10 @@ NEUTRAL = {
 def test_what_asks_for_nothing_is_accepted(client):
     assert said(client) == GERMAN
     assert said(client, extra_body=NEUTRAL) == GERMAN
+    # OpenAI's caches of prompts, as older and newer clients set them
+    cache = {"prompt_cache_key": "a", "prompt_cache_retention": "24h",
+             "prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}  # fmt: skip
+    assert said(client, extra_body=cache) == GERMAN
 
 
 def test_settings_among_the_arguments_of_logits_processors(client):

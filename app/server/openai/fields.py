@@ -12,8 +12,8 @@ from vlm_app.server.core.errors import MAX_NAME
 
 # they say nothing about the answer, whatever they hold
 IGNORED = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity"
-    " reasoning_effort parallel_tool_calls"
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options"
+    " verbosity reasoning_effort parallel_tool_calls"
     # vLLM's: of models that reason, of slow tokenizers, of how a stream is cut, of other routes
     " include_reasoning thinking_token_budget spaces_between_special_tokens stream_interval session_id"
     " return_token_offsets return_mm_kwargs".split()
@@ -22,7 +22,7 @@ IGNORED = frozenset(
 REFUSED: dict[str, tuple[Any, ...]] = {
     "tools": (), "tool_choice": ("none", "auto"), "functions": (), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "prediction": (),
-    "web_search_options": (), "suffix": (),
+    "web_search_options": (), "suffix": (), "moderation": (),
     # vLLM's
     "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (),
