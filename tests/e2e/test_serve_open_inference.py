@@ -112,6 +112,8 @@ def test_required_infer(served, path):
         ("outputs may be empty", {"inputs": [IDS, LENGTH], "outputs": []}),
         ("an output's parameters are optional",
          {"inputs": [IDS], "outputs": [{"name": "output_ids", "parameters": {}}]}),
+        ("as MLServer's codecs write it",
+         {"parameters": {"content_type": "np"}, "inputs": [{**IDS, "parameters": {"content_type": "np"}}]}),
     ],
 )  # fmt: skip
 def test_inference_request(served, case, body):
@@ -142,6 +144,8 @@ def test_inference_request(served, case, body):
         ("parameters that are no object", INFER, {"parameters": [], "inputs": [IDS]}),
         ("an unknown parameter", INFER, {"parameters": {"my_custom_parameter": 42}, "inputs": [IDS]}),
         ("an input's unknown parameter", INFER, {"inputs": [{**IDS, "parameters": {"a": 1}}]}),
+        ("a content type that is read otherwise", INFER, {"parameters": {"content_type": "pd"}, "inputs": [IDS]}),
+        ("an input's, too", INFER, {"inputs": [{**IDS, "parameters": {"content_type": "base64"}}]}),
         ("an output's unknown parameter", INFER, {"inputs": [IDS], "outputs": [{"name": "x", "parameters": {"a": 1}}]}),
     ],
 )

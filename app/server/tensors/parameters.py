@@ -1,7 +1,7 @@
 """The parameters of KServe's requests: each is honoured, or refused by its name.
 
 https://github.com/triton-inference-server/server: docs/protocol/extension_parameters.md, extension_schedule_policy.md,
-extension_sequence.md, extension_binary_data.md.
+extension_sequence.md, extension_binary_data.md; https://github.com/SeldonIO/MLServer: docs/user-guide/content-type.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
 OF_INPUTS, OF_OUTPUTS = ("binary_data_size",), ("binary_data", "classification")
 ALLOWED = ("binary_data_output", "priority", "sequence_id", "timeout", EMPTY_FINAL)
 LONGEST = 2**53  # µs; a float holds it exactly
+CONTENT_TYPE, CONTENT_TYPES = "content_type", ("np", "str")  # MLServer's: arrays and texts, as tensors are anyway
 DTYPES = {"INT32": np.int32, "UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
 
 
@@ -35,7 +36,7 @@ class Parameters:
 
 def check(parameters: dict[str, Any]) -> Parameters:
     """Raises InputError for a parameter that is unknown, or that asks for what is not done here."""
-    parameters = by_own_names(parameters.items())
+    parameters = by_own_names(_without_content_type("the request", parameters).items())
     unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS, *WORDS_IN)]
     if unknown:
         allowed = listed((*ALLOWED, *SCALARS, *WORDS_IN), 40)
@@ -100,7 +101,7 @@ def _timeout(value: Any) -> float | None:
 
 
 def _check_tensor(where: str, entry: dict[str, Any], names: tuple[str, ...]) -> None:
-    parameters = read_parameters(entry, where)
+    parameters = _without_content_type(where, read_parameters(entry, where))
     if any(name.startswith("shared_memory") for name in parameters):
         raise InputError(f"{where} lies in shared memory, which is not served; send it in the request.")
     if unknown := [name for name in parameters if name not in names]:
@@ -109,6 +110,14 @@ def _check_tensor(where: str, entry: dict[str, Any], names: tuple[str, ...]) -> 
         raise InputError(f"{where} asks for classification; these models give no classes.")
     if not isinstance(parameters.get("binary_data", False), bool):
         raise InputError(f"{where} has binary_data {_short(parameters['binary_data'])}; it must be true or false.")
+
+
+def _without_content_type(where: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns parameters without the one that MLServer's codecs add. Raises InputError where it asks for another
+    reading of the values (`base64`, `pd`)."""
+    if (kind := parameters.get(CONTENT_TYPE, CONTENT_TYPES[0])) not in CONTENT_TYPES:
+        raise InputError(f"{where} has content_type {_short(kind)}; allowed are {listed(CONTENT_TYPES)}: leave it out.")
+    return {name: value for name, value in parameters.items() if name != CONTENT_TYPE}
 
 
 def _filled(name: str, value: Any, batch: int) -> np.ndarray:
