@@ -244,6 +244,9 @@ def test_models_versions_and_outputs_that_are_not_there(client, t5):
             ask()
         assert caught.value.status() in ("400", "404") and caught.value.message().endswith(".")
     assert not client.is_model_ready("gpt")
+    # OpenAI's clients like names of the Hub, whose slash ends the name in a path
+    with pytest.raises(InferenceServerException, match=r"org/mini-t5/config is not served .* over gRPC or at /v1\.$"):
+        client.get_model_config("org/mini-t5")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ UNROUTED = (
     "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
     " base_url ends in /v1."
 )
+UNROUTED_KSERVE = (
+    "{} is not served here; there are /v2/models/NAME, …/infer, …/generate, …/config and others: a NAME with a slash in"
+    " it is asked over gRPC or at /v1."
+)
 # OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
 TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
 _KIND = re.compile(r"\[key\]|[a-z]+(-[a-z]+)+|[a-z-]+\[.*\]")  # pydantic's, of a value: no place in a request
@@ -98,17 +102,19 @@ def _first(error: dict[str, Any]) -> str:
 def body(error: Exception, path: str) -> dict[str, Any]:
     """Returns an error in OpenAI's shape, or KServe's."""
     if path.startswith("/v2"):
-        return {"error": sentence(error, path)}
+        return {"error": _said(error, path, UNROUTED_KSERVE)}
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": _said(error, path), "type": kind, "param": _param(error, path), "code": _code(error)}}
+    # OpenAI's clients look for these words
+    message = f"{TOO_LONG if isinstance(error, LengthError) else ''}{_said(error, path, UNROUTED)}"
+    return {"error": {"message": message, "type": kind, "param": _param(error, path), "code": _code(error)}}
 
 
-def _said(error: Exception, path: str) -> str:
-    """Returns the sentence as OpenAI's clients look for it."""
+def _said(error: Exception, path: str, unrouted: str) -> str:
+    """Returns the sentence; `unrouted`: of a path that no route has."""
     if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
-        return UNROUTED.format(one_line(path, MAX_NAME))
-    return f"{TOO_LONG if isinstance(error, LengthError) else ''}{sentence(error, path)}"
+        return unrouted.format(one_line(path, MAX_NAME))
+    return sentence(error, path)
 
 
 def _code(error: Exception) -> str | None:
