@@ -99,8 +99,10 @@ def rows_of(table: PromptTable | None, vocab_size: int) -> range:
 def with_prompt_table(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns an input whose prompt table has been read: its key is a pass over the rows. A tuned prompt stays, which
     has more than rows, and is read once for all. InputError as of `prompt_table_of`."""
-    is_read = isinstance(fields.get("prompt_table"), TunedPrompt | None)
-    return fields if is_read else {**fields, "prompt_table": prompt_table_of(fields)}
+    rows = fields.get("prompt_table")
+    if rows is None or isinstance(rows, TunedPrompt):
+        return fields
+    return {**fields, "prompt_table": prompt_table_of(fields)}
 
 
 def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
