@@ -160,6 +160,39 @@ TEMPLATES = {
 }  # fmt: skip
 
 
+# as they go through a conversation; each reads a "type" of something
+KINDS_OF_CONTENT = {
+    "texts, calls of tools": (
+        "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% for tool in m.tool_calls or [] %}"
+        "{{ tool['type'] + tool['function']['name'] }}{% endfor %}{% endfor %}"),
+    "texts, cut": (
+        "{% for m in messages %}{% set content = m['content'] %}{% if '?' in content %}"
+        "{% set content = content.split('?')[-1] %}{% endif %}{{ m.type }}{{ content | trim }}{% endfor %}"),
+    "parts of a variable": (
+        "{% for m in messages %}{% set parts = m.content %}{% for part in parts %}"
+        "{{ part.text if part.type == 'text' }}{% endfor %}{% endfor %}"),
+    "parts of a macro's": (
+        "{% macro written(content) %}{% for part in content %}{{ part['text'] }}{% endfor %}{% endmacro %}"
+        "{% for m in messages %}{{ written(m.content) }}{% endfor %}"),
+    "the first part, and the others": (
+        "{% for m in messages %}{{ m['content'][0]['type'] }}{% for part in m['content'][1:] | reverse %}"
+        "{{ part['text'] }}{% endfor %}{% endfor %}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_CONTENT)
+def test_contents_are_texts_to_a_template_that_goes_through_no_parts(kind, tmp_path):
+    """As DeepSeek-R1-Distill's is, which reads the types of tools."""
+    tokenizer, template = fast(), KINDS_OF_CONTENT[kind]
+    tokenizer.save_pretrained(tmp_path)
+    turns = [{"role": "user", "content": "what is this?"}, {"role": "assistant", "content": "a cat"},
+             {"role": "user", "content": "and this? and?"}]  # fmt: skip
+    whole = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
+    given = turns if kind.startswith("texts") else whole
+    want = tokenizer.apply_chat_template(given, chat_template=template, tokenize=False)
+    assert prompts(tmp_path, template=template).of_conversation(read(turns), 0) == want
+
+
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_templates_are_given_what_hugging_face_gives_them(template, tmp_path):
     tokenizer = fast()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from datetime import datetime
 from typing import Any, ClassVar
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,6 +40,33 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     except ERRORS as error:
         message = str(error) or type(error).__name__
         raise InputError(f"the model's chat template does not take this conversation: {message}.") from None
+
+
+@functools.lru_cache(maxsize=8)
+def takes_parts(template: str) -> bool:
+    """Says whether a template goes through the parts of a message's content; to any other one contents are texts,
+    whatever else it reads the types of. EngineError for a template that is damaged."""
+    environment = _environment()
+    try:
+        tree = environment.parse(template)
+    except ERRORS as error:
+        raise _damaged(error) from None
+    names = {"content"}
+    for assigned in tree.find_all(nodes.Assign):
+        if isinstance(assigned.target, nodes.Name) and _is_content(assigned.node, names):
+            names.add(assigned.target.name)
+    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
+    """Says whether an expression is a message's content, filtered or sliced perhaps, or a variable of one."""
+    while isinstance(node, nodes.Filter) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)):
+        node = node.node
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return (isinstance(node, nodes.Getattr) and node.attr == "content") or (
+        isinstance(node, nodes.Name) and node.name in names
+    )
 
 
 def _bounded(pieces: Iterator[str]) -> Iterator[str]:
@@ -141,14 +168,23 @@ def _now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-@functools.lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
+def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     del environment.globals["lipsum"]
     filters = environment.filters | {"tojson": _json}
     environment.filters = {name: _careful(name, filter) for name, filter in filters.items()}
+    return environment
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    environment = _environment()
     try:
         return environment.from_string(template)
     except ERRORS as error:
-        raise EngineError(f"the model's chat template is damaged: {str(error) or type(error).__name__}.") from None
+        raise _damaged(error) from None
+
+
+def _damaged(error: BaseException) -> EngineError:
+    return EngineError(f"the model's chat template is damaged: {str(error) or type(error).__name__}.")

@@ -75,10 +75,10 @@ class Prompts:
         return text[:end] if text.startswith(MARK, end) else text[:end].rstrip()
 
     def _rendered(self, template: str, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
-        from vlm.processing.chat_templates import render
+        from vlm.processing.chat_templates import render, takes_parts
 
         # it takes contents as texts: all of them, or those that are
-        always, takes_texts = "type" not in template, "is string" in template
+        always, takes_texts = not takes_parts(template), "is string" in template
         absent = {"tools": None, "documents": None}  # what Hugging Face says of what there is not
         named = self.tokenizer.named_tokens if self.tokenizer else {}
         messages = [turn.for_template(always or (takes_texts and not turn.has_images)) for turn in turns]
