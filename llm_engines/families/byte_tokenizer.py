@@ -14,9 +14,14 @@ MOST_EXTRA_IDS = 10_000
 def make_tokenizer(folder: Path, settings: Settings) -> dict[str, str] | None:
     """Returns a tokenizer.json; None where the settings name another tokenizer. Raises CheckpointError for a number of
     sentinels that no published one has."""
-    if str(settings.get("tokenizer_class", "")).removesuffix("Fast") != "ByT5Tokenizer":
+    if not is_byte_tokenizer(settings):
         return None
     return {"tokenizer.json": byte_tokenizer(_extra_ids(settings.get("extra_ids", 125), folder))}
+
+
+def is_byte_tokenizer(settings: Settings) -> bool:
+    """Says whether a tokenizer_config.json is ByT5's."""
+    return str(settings.get("tokenizer_class", "")).removesuffix("Fast") == "ByT5Tokenizer"
 
 
 def _extra_ids(count: Any, folder: Path) -> int:

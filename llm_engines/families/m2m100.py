@@ -46,12 +46,12 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     end, dictionary = tokenizer.token_to_id("</s>"), dictionary_of(tokenizer)
     flores = {token: i for token, i in tokens.items() if FLORES.fullmatch(token)}
     if end is None or not (codes := flores or {t.strip("_"): i for t, i in tokens.items() if SHORT.fullmatch(t)}):
-        return TokenizerRules(dictionary=dictionary)
+        return TokenizerRules(dictionary=dictionary, cleans_up_bpe=dictionary is not None)
     first = not (flores and settings.get("legacy_behaviour"))
     default = settings.get("src_lang") or ("eng_Latn" if flores else "en")
     affixes = ("", "") if flores else ("__", "__")
     languages = Languages(codes, end, first, starts_output=False, default=default, affixes=affixes)
-    return TokenizerRules(languages, dictionary=dictionary)
+    return TokenizerRules(languages, dictionary=dictionary, cleans_up_bpe=dictionary is not None)
 
 
 def _m2m(vocab_size: int, **sizes: Any) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     codes = {match[1]: i for token, i in tokens.items() if (match := CODE.fullmatch(token))}
     if end is None or not codes:
         pair = (str(settings.get("source_lang") or ""), str(settings.get("target_lang") or ""))
-        return TokenizerRules(pair=pair if all(pair) else ("", ""), dictionary=dictionary)
+        return TokenizerRules(pair=pair if all(pair) else ("", ""), dictionary=dictionary, cleans_up_bpe=True)
     languages = Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=AFFIXES)
-    return TokenizerRules(languages, dictionary=dictionary)
+    return TokenizerRules(languages, dictionary=dictionary, cleans_up_bpe=True)
 
 
 def _opus_mt(vocab_size: int) -> dict[str, Any]:

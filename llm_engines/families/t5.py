@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from llm_engines.families.byte_tokenizer import make_tokenizer
+from llm_engines.families.byte_tokenizer import is_byte_tokenizer, make_tokenizer
 from vlm.registry.spec import FamilySpec, Role
 from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
 
@@ -59,7 +59,7 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     """Returns the languages that MADLAD-400 is told before a text; other T5s are told in words."""
     end = tokenizer.token_to_id("</s>")
     if end is None or tokenizer.token_to_id("<2en>") is None:
-        return TokenizerRules()
+        return TokenizerRules(cleans_up_bpe=is_byte_tokenizer(settings))
     codes = {match[1]: i for token, i in tokenizer.get_vocab().items() if (match := MADLAD.fullmatch(token))}
     return TokenizerRules(Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=("<2", ">")))
 

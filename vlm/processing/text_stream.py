@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vlm.processing.clean_up import clean_up, settled
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.tokenizer_rules import WordSplitter
 
@@ -55,6 +56,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
         self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
+        self._as_written = tokenizer.cleaning_up(False)
         self._ids: list[int] = []
         self._text = self._sent_text = ""
         self._begin = self._end = 0  # tokens whose decoding goes on, and of those the ones in `_text`
@@ -73,13 +75,13 @@ class TextStream:
         on them."""
         if self._tokenizer.splitter:
             return self._joined(self._tokenizer.splitter)
-        before = self._tokenizer.decode(self._ids[self._begin : self._end])
-        after = self._tokenizer.decode(self._ids[self._begin :])
+        before = self._as_written.decode(self._ids[self._begin : self._end])
+        after = self._as_written.decode(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
         if len(after) > len(before) and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
             self._begin, self._end = self._end, len(self._ids)
-        return self._text
+        return clean_up(settled(self._text)) if self._tokenizer.cleans_up else self._text
 
     def _joined(self, splitter: WordSplitter) -> str:
         """Returns the text so far. How a word joins it depends on those before and on the next: the last two wait."""

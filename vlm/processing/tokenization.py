@@ -17,6 +17,7 @@ from vlm.artifacts.files import read_json
 from vlm.artifacts.tokenizer_file import read_tokenizer
 from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
 from vlm.limits import CHARACTERS_PER_TOKEN
+from vlm.processing.clean_up import clean_up, is_asked_for
 from vlm.processing.token_bounds import TokenBound
 from vlm.registry.tokenizer_rules import ReadRules, TokenizerRules, no_rules
 
@@ -60,10 +61,11 @@ class Tokenizer:
         target: FastTokenizer | None = None,
         named_tokens: Mapping[str, str] = MappingProxyType({}),
         truncation_side: str | None = None,
+        cleans_up: bool = False,
     ):
         """`target` decodes where outputs have ids of their own; `named_tokens`: of NAMED those that there are;
-        `truncation_side` None: what the tokenizer's file says,
-        else "right"."""
+        `truncation_side` None: what the tokenizer's file says, else "right"; `cleans_up`: texts lose their blanks
+        before signs."""
         self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
         self.pair, self.tasks, self._shown = rules.pair, rules.tasks, rules.shown
         self._warnings_left = MOST_WARNINGS
@@ -71,7 +73,7 @@ class Tokenizer:
         self.truncation_side = truncation_side or own
         fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
         fast.no_padding()
-        self.named_tokens = named_tokens
+        self.named_tokens, self.cleans_up = named_tokens, cleans_up
         self.bos_token, self.eos_token = named_tokens.get("bos_token", ""), named_tokens.get("eos_token", "")
         self._fast, self._target, self._skip_special = fast, target or fast, True
 
@@ -96,7 +98,8 @@ class Tokenizer:
     ) -> Tokenizer:
         named = {name: content for name in NAMED if (content := _content(config.get(name)))}
         side = config.get("truncation_side")
-        return cls(fast, rules, target=target, named_tokens=named, truncation_side=side)
+        cleans_up = is_asked_for(config, target or fast, of_bpe=rules.cleans_up_bpe)
+        return cls(fast, rules, target=target, named_tokens=named, truncation_side=side, cleans_up=cleans_up)
 
     def encode(self, text: str) -> list[int]:
         """Encodes without special tokens. InputError for what is no text: half of a surrogate pair."""
@@ -209,10 +212,19 @@ class Tokenizer:
         other._skip_special = False
         return other
 
+    def cleaning_up(self, texts: bool) -> Tokenizer:
+        """Returns this tokenizer, or one that cleans up what it decodes, or does not."""
+        if texts == self.cleans_up:
+            return self
+        other = copy.copy(self)
+        other.cleans_up = texts
+        return other
+
     def decode(self, token_ids: list[int]) -> str:
         """Decodes without special tokens."""
         text = self.decode_split(token_ids)
-        return self.splitter.join(text) if self.splitter else text
+        text = self.splitter.join(text) if self.splitter else text
+        return clean_up(text) if self.cleans_up else text
 
     def decode_split(self, token_ids: list[int]) -> str:
         """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""

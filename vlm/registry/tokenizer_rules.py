@@ -90,6 +90,7 @@ class TokenizerRules:
     pair: tuple[str, str] | None = None
     tasks: TaskPrompts | None = None  # of a model that is told what to do by where its output begins
     shown: frozenset[str] = frozenset()  # special tokens that texts keep
+    cleans_up_bpe: bool = False  # where the settings say that texts are cleaned up, those of BPE are, too
 
 
 # AttributeError, KeyError, TypeError or ValueError of a reader: the settings are damaged
