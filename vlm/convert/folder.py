@@ -93,7 +93,8 @@ def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]
             files.append(Path(scratch) / name)
             files[-1].write_text(content, encoding="utf-8")
         tokenizer = next((file for file in files if file.name == "tokenizer.json"), None)
-        if tokenizer is not None and (completed := completed_tokenizer(tokenizer, spec.added_tokens)) is not None:
+        completed = None if tokenizer is None else completed_tokenizer(tokenizer, spec.added_tokens, folder.path)
+        if completed is not None:
             files = [file for file in files if file != tokenizer] + [Path(scratch) / "tokenizer.json"]
             files[-1].write_text(completed, encoding="utf-8")
         yield files

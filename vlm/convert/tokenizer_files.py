@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vlm.artifacts.files import load_json
 from vlm.artifacts.tokenizer_file import read_tokenizer
+from vlm.convert.named_tokens import FLAGS, named_tokens, read_settings
 from vlm.errors import CheckpointError
+from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
 from vlm.registry.spec import FamilySpec
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
@@ -20,21 +23,43 @@ def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> Mapping[st
 
     Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
     """
-    config = _config(folder)
+    config = read_settings(folder / "tokenizer_config.json")
     if family is not None and (files := family.make_tokenizer(folder, config)) is not None:
         return files
     content = _usual(folder, config)
     return {} if content is None else {"tokenizer.json": content}
 
 
-def completed_tokenizer(path: Path, tokens: Sequence[str]) -> str | None:
-    """Returns the contents of a tokenizer.json with the special tokens that it lacks, added in this order; None where
-    it has them all. Raises CheckpointError for a damaged one."""
-    tokenizer = read_tokenizer(path, CheckpointError) if tokens else None
-    if tokenizer is None or not (absent := [token for token in tokens if tokenizer.token_to_id(token) is None]):
+def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str | None:
+    """Returns the contents of a tokenizer.json with what it lacks of the tokens that its folder names, then of these
+    special ones, in this order; None where it has them all. Raises CheckpointError for a damaged one."""
+    from tokenizers import AddedToken
+
+    own = _own_tokens(path)
+    known = {str(token.get("content")): {name: token.get(name) for name in ("content", *FLAGS)} for token in own}
+    absent = [token for token in named_tokens(folder, own) if token != known.get(token["content"])]
+    if len(absent) > MAX_ADDED_TOKENS:
+        raise CheckpointError(f"{folder} adds {len(absent):,} tokens, the limit is {MAX_ADDED_TOKENS:,}.")
+    tokenizer = read_tokenizer(path, CheckpointError) if absent or tokens else None
+    if tokenizer is None:
         return None
-    tokenizer.add_special_tokens(absent)
-    return tokenizer.to_str()
+    try:
+        tokenizer.add_tokens([AddedToken(**token) for token in absent])
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{folder} names a token that is not valid Unicode; fetch the folder again.") from None
+    others = [token for token in tokens if tokenizer.token_to_id(token) is None]
+    tokenizer.add_special_tokens(others)
+    return tokenizer.to_str() if absent or others else None
+
+
+def _own_tokens(path: Path) -> list[dict[str, Any]]:
+    """Returns the added tokens of a tokenizer.json; none of a damaged one, of which its reader tells."""
+    try:
+        fields = load_json(path, MAX_TOKENIZER_BYTES)
+    except (OSError, ValueError):
+        return []
+    tokens = fields.get("added_tokens") if isinstance(fields, dict) else None
+    return [token for token in tokens if isinstance(token, dict)] if isinstance(tokens, list) else []
 
 
 def _usual(folder: Path, config: dict[str, object]) -> str | None:
@@ -46,17 +71,6 @@ def _usual(folder: Path, config: dict[str, object]) -> str | None:
     if (folder / "vocab.txt").is_file():  # BERT's word pieces, as of Chinese GPT-2s
         return _from_transformers(folder)
     return None
-
-
-def _config(folder: Path) -> dict[str, object]:
-    path = folder / "tokenizer_config.json"
-    try:
-        config = load_json(path) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}.") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is damaged: it holds a JSON {type(config).__name__}, expected is an object.")
-    return config
 
 
 def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:

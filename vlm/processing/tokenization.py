@@ -87,6 +87,8 @@ class Tokenizer:
             return None
         target = _read(path / "tokenizer_target.json")
         config = _config(path / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # older releases have them apart
+            config |= _config(path / "special_tokens_map.json")
         try:
             return cls._configured(fast, target, config, read_rules(fast, config))
         except (AttributeError, KeyError, TypeError, ValueError):
