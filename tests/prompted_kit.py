@@ -17,7 +17,7 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 WORDS = ["USER:", "ASSISTANT:", *(f"w{i}" for i in range(53))]
 VOCABULARY = [*SPECIAL, *WORDS, "<image>"]  # 60; the models' placeholder is 59
 TEMPLATE = (
-    "{% for m in messages %}{{ m['role'].upper() + ': ' + m['content'] + ' ' }}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{{ m['role'].upper() + ': ' + m['content'] + ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 MODELS = {

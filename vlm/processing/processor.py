@@ -83,8 +83,9 @@ class Processor:
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=4,
             )
-        form = family.chat_format
-        prompts = Prompts.load(form, tokenizer, folder, vocab_size) if form is not None else None
+        prompts = None
+        if (form := family.chat_format) is not None:
+            prompts = Prompts.load(form, tokenizer, folder, vocab_size, with_images=family.takes_images)
         request_builder = RequestBuilder(
             family,
             config,

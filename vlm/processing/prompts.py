@@ -23,14 +23,33 @@ MARK = "<|the text ends here|> "  # with a blank, to see whether a template stri
 class Prompts:
     """Makes the prompts of one engine. Used by several threads at once."""
 
-    def __init__(self, form: ChatFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int):
+    def __init__(
+        self,
+        form: ChatFormat,
+        tokenizer: Tokenizer | None,
+        template: str | None,
+        vocab_size: int,
+        *,
+        with_images: bool = True,
+    ):
+        """`with_images`: a model of texts alone reads what its template writes as it is, as Hugging Face's tokenizers
+        have it; its processors add the special tokens that a template left to them."""
         self.form, self.tokenizer, self.template, self.vocab_size = form, tokenizer, template, vocab_size
+        self.with_images = with_images
 
     @classmethod
-    def load(cls, form: ChatFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int) -> Prompts:
+    def load(
+        cls,
+        form: ChatFormat,
+        tokenizer: Tokenizer | None,
+        folder: Path | None,
+        vocab_size: int,
+        *,
+        with_images: bool = True,
+    ) -> Prompts:
         """Loads them with the folder's chat template, or the family's where the folder has none."""
         template = (read_template(folder) if folder else None) or form.template
-        return cls(form, tokenizer, template, vocab_size)
+        return cls(form, tokenizer, template, vocab_size, with_images=with_images)
 
     # --- text ---
     def of_prompt(self, prompt: str, num_images: int) -> str:
@@ -95,14 +114,17 @@ class Prompts:
         grids: Items[Grid] = (),
         limit: int | None = None,
         cut_part: str | None = None,
+        as_given: bool = False,
     ) -> list[int]:
         """Returns the tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i, and where a model is
         told of them what is said of an image of `grids[i]`; `given_rows` of the prompt table come before them. `limit`:
-        of its part `cut_part` (None: all of it) so many tokens are left out that the others are within."""
+        of its part `cut_part` (None: all of it) so many tokens are left out that the others are within. `as_given`: no
+        chat template wrote the text."""
         if self.tokenizer is None:
             raise no_tokenizer()
         text = text.replace(self.form.placeholder, PLACEHOLDER)
-        before, after = self.tokenizer.ends
+        is_written = self.template is not None and self.form.question is None and not as_given
+        before, after = ([], []) if is_written and not self.with_images else self.tokenizer.ends
         told, said = self._told(text, grids, len(image_rows)), text
         if told is not None:
             text, image_rows = told.put_into(text), told.rows_by_tile(image_rows)

@@ -119,7 +119,7 @@ class RequestBuilder:
             ids = prompts.ids(whole, image_rows, rows, grids=grids)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
-            ids = prompts.ids(text + suffix, image_rows, rows, grids=grids, limit=limit, cut_part=text)
+            ids = prompts.ids(text + suffix, image_rows, rows, grids=grids, limit=limit, cut_part=text, as_given=True)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
             whole, form = self._of_task(prompts.of_prompt(text + suffix, len(images)), fields, images)
