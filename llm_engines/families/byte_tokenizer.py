@@ -40,7 +40,8 @@ def byte_tokenizer(extra_ids: int) -> str:
     signs = [_byte_sign(byte) for byte in range(256)]
     vocabulary = {token: i for i, token in enumerate([*special, *signs])}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    # in a text they take the blanks beside them away
+    tokenizer.add_special_tokens([AddedToken(token, special=True, lstrip=True, rstrip=True) for token in special])
     tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", special=True) for i in range(extra_ids)])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -56,10 +56,12 @@ MADLAD = re.compile(r"<2(\w+)>")  # MADLAD-400's token of a target's language
 
 
 def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
-    """Returns the languages that MADLAD-400 is told before a text; other T5s are told in words."""
+    """Returns the languages that MADLAD-400 is told before a text, other T5s are told in words; and what Hugging Face's
+    class of ByT5 makes of texts."""
     end = tokenizer.token_to_id("</s>")
     if end is None or tokenizer.token_to_id("<2en>") is None:
-        return TokenizerRules(cleans_up_bpe=is_byte_tokenizer(settings))
+        of_bytes = is_byte_tokenizer(settings)
+        return TokenizerRules(cleans_up_bpe=of_bytes, drops_half_characters=of_bytes)
     codes = {match[1]: i for token, i in tokenizer.get_vocab().items() if (match := MADLAD.fullmatch(token))}
     return TokenizerRules(Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=("<2", ">")))
 

@@ -34,6 +34,23 @@ def test_bytes_as_byt5_has_them():
     assert fast.token_to_id("<extra_id_0>") == theirs.convert_tokens_to_ids("<extra_id_0>")
 
 
+@pytest.mark.parametrize("shown", [False, True], ids=["without special tokens", "with them"])
+def test_half_characters_of_bytes_are_left_out_as_by_byt5(shown, tmp_path):
+    """Where an output is cut, or the model wrote no character; streams are the same text."""
+    theirs = ByT5Tokenizer()
+    config = {"tokenizer_class": "ByT5Tokenizer"}
+    ours = saved(tmp_path, FastTokenizer.from_str(byte_tokenizer(125)), families()["t5"].tokenizer_rules, **config)
+    ours = ours.showing(shown)
+    whole = theirs("aö日👍🏽</s>b", add_special_tokens=False).input_ids
+    for ids in (*(whole[:n] for n in range(len(whole) + 1)), [198, 100, 230, 260, 155, 169], [197, 1, 185], [258, 100]):
+        want = theirs.decode(ids, skip_special_tokens=not shown)
+        assert ours.decode(ids) == want
+        stream = TextStream(ours)
+        assert "".join([*(stream.push((token,)) for token in ids), stream.push((), last=True)]) == want
+    for text in ("a </s> b", "<pad> a", "the <unk>  <extra_id_3> end"):
+        assert ours.encode_source(text) == theirs(text).input_ids
+
+
 def words(*extra: str) -> FastTokenizer:
     vocabulary = ["<s>", "<pad>", "</s>", "<unk>", "the", "house", "is", "small", ".", *extra]
     fast = FastTokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, "<unk>"))

@@ -68,6 +68,7 @@ class Tokenizer:
         before signs."""
         self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
         self.pair, self.tasks, self._shown = rules.pair, rules.tasks, rules.shown
+        self._drops_half_characters = rules.drops_half_characters
         self._warnings_left = MOST_WARNINGS
         own = (fast.truncation or {}).get("direction", "right")
         self.truncation_side = truncation_side or own
@@ -232,7 +233,8 @@ class Tokenizer:
         """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""
         if self._skip_special:
             token_ids = [i for i in token_ids if i not in self._left_out]
-        return self._target.decode(token_ids, skip_special_tokens=False)
+        text = self._target.decode(token_ids, skip_special_tokens=False)
+        return text.replace("\ufffd", "") if self._drops_half_characters else text
 
     def piece(self, token_id: int, before: int | None = None) -> str:
         """Returns what a token adds to a text that ends in the token `before`; special tokens by their names."""

@@ -90,6 +90,7 @@ class TokenizerRules:
     pair: tuple[str, str] | None = None
     tasks: TaskPrompts | None = None  # of a model that is told what to do by where its output begins
     shown: frozenset[str] = frozenset()  # special tokens that texts keep
+    drops_half_characters: bool = False  # bytes that make no character are left out of texts, not shown as U+FFFD
     cleans_up_bpe: bool = False  # where the settings say that texts are cleaned up, those of BPE are, too
 
 
