@@ -105,6 +105,7 @@ EVERY = {
     "suppressed": {"suppress_tokens": list(range(3, 60, 2))},
     "suppressed at first": {"begin_suppress_tokens": [t for t in range(60) if t % 11]},
     "many bad words": {"bad_words_ids": [[a, b] for a in range(3, 60) for b in range(4, 60, 4)] + [[50], [2], [1]]},
+    "two shortest lengths": {"min_length": 30, "min_new_tokens": 3, "exponential_decay_length_penalty": (3, 1.4)},
     "one of two ends": {"forced_eos_token_id": [31, 17]},
     "longest words": {"bad_words_ids": [list(range(3, 13)), [44]]},
     "all": {"encoder_repetition_penalty": 1.5, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2,
@@ -248,6 +249,7 @@ def test_what_gives_way():
     assert of({}, {"num_beams": 3, "do_sample": True, "temperature": 2.0}).temperature == 0
     assert of({"stop_strings": "a"}, {}).stop == ("a",)
     assert of({"min_new_tokens": 2}, {"min_length": 9}).min_length == 0
+    assert of({"min_new_tokens": 2, "min_length": 9}, {}).min_length == 0
     assert of({"sequence_bias": {(3, 4): 1.0}}, {}).sequence_bias == (((3, 4), 1.0),)
     assert of({"logit_bias": {"3": 1}}, {}).logit_bias == ((3, 1.0),)
     for wrong in ({"a": 1}, [3], 5, {3: None}):

@@ -148,11 +148,13 @@ def _settle_choice(
 
 
 def _settle_lengths(defaults: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Drops of the model's lengths those that the request says in another way."""
+    """Drops of the model's lengths those that the request says in another way, and of its own the one that gives way
+    to another."""
     if settings.get("max_length") is not None:
         _drop(defaults, "default_max_new_tokens")
     if settings.get("min_new_tokens") is not None:
         _drop(defaults, "min_length")
+        _drop(settings, "min_length")
     if (most := settings.get("max_new_tokens")) is not None:
         _drop(defaults, "max_length", "default_max_new_tokens")
         defaults["min_new_tokens"] = min(defaults.get("min_new_tokens", 0), most)

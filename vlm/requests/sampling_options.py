@@ -145,7 +145,9 @@ class SamplingOptions:
         0, "No end before so many.", allowed=count(30), openai=Offer("min_tokens", Range(0, 2**20)),
         kserve=Offer("min_length"), model_key="min_new_tokens",
     )  # fmt: skip
-    min_length: int = length(0, "The same with the prompt's.", allowed=count(30), model_key="min_length")
+    min_length: int = length(
+        0, "The same with the prompt's; --min-new-tokens comes before it.", allowed=count(30), model_key="min_length"
+    )
     seed: int | None = draw(
         None, "Makes drawing repeatable.", default="drawn at random", allowed=count(63),
         openai=Offer(allowed=Range(), read=values.to_seed), kserve=Offer("random_seed", read=values.to_seed),
