@@ -67,10 +67,19 @@ def _usual(folder: Path, config: dict[str, object]) -> str | None:
         _check_sentencepiece(folder)
         return _from_transformers(folder)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _byte_level_bpe(folder, config)
+        return _vocabulary_and_merges(folder, config)
     if (folder / "vocab.txt").is_file():  # BERT's word pieces, as of Chinese GPT-2s
         return _from_transformers(folder)
     return None
+
+
+def _vocabulary_and_merges(folder: Path, config: dict[str, object]) -> str:
+    """Makes byte-level BPE as the class has it that the settings name, or else the model's type: how a text is split
+    before, and what it begins and ends with. Where Hugging Face knows no such class, BART's is meant."""
+    if (folder / "config.json").is_file():
+        with contextlib.suppress(CheckpointError):
+            return _from_transformers(folder)
+    return _byte_level_bpe(folder, config)
 
 
 def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
