@@ -217,6 +217,9 @@ def test_an_encoders_adapters_come_and_go(tmp_path):
     with pytest.raises(LimitError, match="there is room for 2 adapters at once; unload one"):
         pipe.load_lora("uneven", folders["uneven"])
     found = {"narrow": pipe.encode({adapted.key: text, "lora": "narrow"})}
+    for number in (-1, 0):
+        with pytest.raises(InputError, match=f"{number} is no adapter's name; name what is loaded: narrow, wide"):
+            pipe.unload_lora(number)
     pipe.unload_lora("narrow")
     pipe.load_lora("uneven", folders["uneven"])
     with pytest.raises(InputError, match="there is no adapter 'narrow'"):

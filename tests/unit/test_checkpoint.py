@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.artifact_kit import CONFIG, contents
 from vlm.artifacts.checkpoint import Checkpoint, RoleWeights, write_checkpoint
-from vlm.artifacts.files import atomic_dir
+from vlm.artifacts.files import atomic_dir, write_atomically
 from vlm.artifacts.generation_config import generation_defaults
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.weights import TensorFiles, TensorSource, write_hashed, write_tensors
@@ -252,3 +252,13 @@ def test_what_is_no_checkpoint(tmp_path):
     (made.path / "config.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="format version 99"):
         Checkpoint.open(made.path)
+
+
+def test_a_file_whose_writing_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vlm.artifacts.files.os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "new" / "file", b"content")
+    assert not any((tmp_path / "new").iterdir())

@@ -318,6 +318,12 @@ def test_convert_build_inspect(cli, hf, tmp_path):
     assert described["roles"]["visual"]["parameters"] == 4 * 3 + 4
     # 8 sequences of 1 self-, 1 spare and 1 cross block each and the common one; 16 rows of K and V, 2 layers, width 4
     assert described["memory"]["kv_cache_full_batch"] == 25 * 16 * 2 * 2 * 4 * 2
+    manifest = json.loads((tmp_path / "ckpt" / "config.json").read_text())
+    for key in ("dtype", "mapping", "quantization"):  # which have defaults
+        del manifest[key]
+    (tmp_path / "ckpt" / "config.json").write_text(json.dumps(manifest))
+    described = json.loads(cli("inspect", tmp_path / "ckpt", "--json")[1])
+    assert described["mapping"] == {"tp": 1, "pp": 1} and described["dtype"] is described["quantization"] is None
     text = cli("inspect", tmp_path / "engine")[1]
     assert "family       toy" in text and "max_seq_len 8" in text
     folder = json.loads(cli("inspect", hf, "--json")[1])

@@ -155,7 +155,9 @@ def test_page_ranges(pages, want):
     assert parse_pages(pages, 5) == want
 
 
-@pytest.mark.parametrize("pages", ["0", "6", "3-2", "6-9", "x", "", "1;2", "-3", "1-2-3"])
+@pytest.mark.parametrize(
+    "pages", ["0", "6", "3-2", "6-9", "x", "", "1;2", "-3", "1-2-3", "1" * 5000, f"1-{'9' * 5000}"]
+)
 def test_page_ranges_that_are_none(pages):
     with pytest.raises(DocumentError, match="page"):
         parse_pages(pages, 5)

@@ -367,6 +367,8 @@ def test_one_page_of_several_tells_no_interval():
     lines = list(report.lines())
     assert [line for line in lines if " to " in line] == ["bad pages: 0.00% (0.00% to 95.00%)"]
     assert lines[-1].endswith("in brackets: 90% intervals; a larger --sample tells those of the other numbers")
+    untimed = dataclasses.replace(report, sample=dataclasses.replace(sample, num_untimed=1))
+    assert untimed.as_json()["cpu_ms_a_page"] == {}
     whole = predict(sample, census_of(1), engines=1, gpu_price=None, seed=0)
     assert whole.seconds.low == whole.seconds.high, "nothing is left open"
 

@@ -15,7 +15,7 @@ from vlm.config import RuntimeConfig
 from vlm.convert.adapters.folded_scales import check_scales
 from vlm.convert.adapters.frozen_weights import check_frozen
 from vlm.convert.adapters.placing import PER_ROW, read_layers
-from vlm.errors import InputError, LimitError, counted
+from vlm.errors import InputError, LimitError, counted, listed
 from vlm.executor.adapters import Adapter, AdapterCache
 from vlm.layers.adapters.base import AdapterRoom, rank_of
 from vlm.packaged import adapter_folder, is_adapter_name
@@ -61,7 +61,11 @@ class LoadedAdapters(Mapping[str, int]):
 
     def unload(self, name: str) -> None:
         """Lets no request name an adapter any more; those that have it end with it. Raises InputError for one that is
-        not loaded."""
+        not loaded, and for a number, which requests alone may give."""
+        if not isinstance(name, str):
+            raise InputError(
+                f"{name!r} is no adapter's name; name what is loaded: {listed(self._numbers) or 'none is'}."
+            )
         number = adapter_id(name, self._numbers)
         del self._numbers[name]
         self._engine.unload_adapter(number)

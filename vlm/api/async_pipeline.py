@@ -54,11 +54,13 @@ class AsyncPipeline:
         self.engine.start()
 
     async def close(self) -> None:
-        await self.engine.stop()
-        if not self.engine.hangs:  # else it would wait for the same
-            self.pipeline.close()
-        if self._owns_media:
-            self.media.close()
+        try:
+            await self.engine.stop()
+            if not self.engine.hangs:  # else it would wait for the same
+                self.pipeline.close()
+        finally:
+            if self._owns_media:
+                self.media.close()
 
     async def request(self, source: dict[str, Any], files: Sequence[ImageFile] = (), **sampling: Any) -> Request:
         """Makes the request of an input of `Pipeline.generate`; `files`: its images, in the order of their places.

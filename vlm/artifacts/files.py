@@ -113,13 +113,14 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that no other process sees in part, and makes its folder. Raises OSError, and leaves nothing."""
+    """Writes a file that no other process sees in part, and makes its folder. Raises OSError; what does not come to its
+    end leaves nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         draft.write_bytes(content)
         os.replace(draft, path)
-    except OSError:
+    except BaseException:
         draft.unlink(missing_ok=True)
         raise
 

@@ -56,6 +56,9 @@ class LeadingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)  # what is only read
 
+    def expect(self, requests: list[Request]) -> None:
+        """Does nothing: `add` has others made of them."""
+
     def add(self, request: Request) -> int:
         if request.params.seed is None:  # which each rank would draw for itself, and choose other tokens
             request = replace(request, params=replace(request.params, seed=draw_seed()))

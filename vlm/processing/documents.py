@@ -295,7 +295,7 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
     DocumentError for what is no range, and where it has none of them."""
     numbers: dict[int, None] = {}
     for part in pages.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,18})\s*(?:(-)\s*(\d{0,18})\s*)?", part)
         if not match:
             raise DocumentError(
                 f"the page range {pages!r} is not understood; write 1-4,7 or 5- for all from the fifth."

@@ -78,12 +78,12 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "path": str(path),
         "family": checkpoint.family,
         "roles": {role: _checkpoint_role(checkpoint, role) for role in checkpoint.roles},
-        "dtype": checkpoint.manifest["dtype"],
+        "dtype": checkpoint.manifest.get("dtype"),
         "processor": [file.name for file in checkpoint.processor_files],
         "generation": checkpoint.generation,
         "source": checkpoint.source,
-        "mapping": checkpoint.manifest["mapping"],
-        "quantization": checkpoint.manifest["quantization"],
+        "mapping": checkpoint.mapping,
+        "quantization": checkpoint.quantization,
         "next": " ".join(["vlm build", str(path), "-o", f"{path.name}.engine", *checkpoint.split_options]),
     }
 

@@ -38,7 +38,7 @@ class EstimateReport:
             "gpu_price": self.gpu_price,
             "binds": binding,
             "device_share": span.measures.device_share(span.seconds),
-            "cpu_ms_a_page": {name: seconds / timed * 1e3 for name, seconds in whole.measures.stages.items()},
+            "cpu_ms_a_page": {name: each / timed * 1e3 for name, each in whole.measures.stages.items() if timed},
             "documents": {
                 "found": self.census.num_documents,
                 "counted": len(self.census.counts),
