@@ -129,3 +129,13 @@ def test_images_are_begun_before_slots_are_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(ImagesAhead, "of", lambda loop, most: ImagesAhead(loop, pipe.llm, most))
     pipe.generate(inputs, max_new_tokens=1)
     assert order == ["encode", "add", "add", "encode", "admit"]
+
+
+def test_a_model_of_texts_alone_has_no_images_ahead(tmp_path, monkeypatch):
+    texts, images = (
+        Pipeline(engine_dir(model, tmp_path / name), RuntimeConfig(device="cpu"))
+        for name, model in (("t5", tiny.t5()), ("llava", tiny.llava()))
+    )
+    for pipe in (texts, images):
+        monkeypatch.setattr(pipe.llm.executor, "asynchronous", True)
+    assert ImagesAhead.of(texts.loop, 3) is None and ImagesAhead.of(images.loop, 3) is not None

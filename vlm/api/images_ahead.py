@@ -23,10 +23,10 @@ class ImagesAhead:
 
     @classmethod
     def of(cls, loop: EngineLoop, most: int) -> ImagesAhead | None:
-        """Returns None for an engine that has no device of its own to work on meanwhile, or shares its work with
-        ranks."""
+        """Returns None for an engine that takes no images or has no device of its own to work on meanwhile, or shares
+        its work with ranks."""
         engine = loop.engine
-        if not isinstance(engine, LLMEngine) or not engine.executor.asynchronous:
+        if not isinstance(engine, LLMEngine) or engine.encoders.visual is None or not engine.executor.asynchronous:
             return None
         return cls(loop, engine, most, engine.encoders.max_encoder_batch_size)
 
