@@ -14,6 +14,7 @@ from vlm_app.core.names import MAX_SENTENCE, MAX_WORD
 from vlm_app.server.core import errors
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors import wire as tensors
+from vlm_app.server.tensors.parameters import with_options
 from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, check_tensors
 
 PATH = "/v1/completions"
@@ -90,6 +91,12 @@ def test_batches_and_lists_of_words_have_a_size():
     words = np.zeros((1, 2, 1025), np.int32)
     with pytest.raises(LimitError, match="its last size may be 1,024 at most"):
         check_tensors({"input_ids": np.zeros((1, 1), np.uint32), "stop_words_list": words}, IDS_IN)
+
+
+def test_a_parameter_is_not_repeated_for_more_rows_than_a_batch_may_have():
+    rows = read("UINT32", [2**22, 0], [])  # a few bytes say so
+    with pytest.raises(LimitError, match="4,194,304 rows; send at most 4,096 at once"):
+        with_options({"input_ids": rows}, {"temperature": 1.0})
 
 
 def test_a_sentence_quotes_no_more_than_a_part_of_what_was_sent():

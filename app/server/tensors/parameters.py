@@ -14,7 +14,7 @@ import numpy as np
 from vlm.errors import InputError, listed
 from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.settings import SCALARS
-from vlm_app.server.tensors.specs import TASK_NAME, WORDS_IN
+from vlm_app.server.tensors.specs import TASK_NAME, WORDS_IN, check_batch
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
@@ -73,12 +73,14 @@ def check_tensors(head: dict[str, Any]) -> None:
 def with_options(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the tensors and, for each option, one of [batch, 1] that says the same for every row.
 
-    Raises InputError for an option that is given twice or whose value is none of its kind.
+    Raises InputError for an option that is given twice or whose value is none of its kind, LimitError for more rows
+    than a batch may have: tensors without values say any number of them.
     """
     inputs = by_own_names(inputs.items())
     if twice := sorted(options.keys() & inputs.keys()):
         raise InputError(f"{listed(twice)} is given as a tensor and as a parameter; give it once.")
     batch = max((len(array) for array in inputs.values() if array.ndim), default=0)
+    check_batch(batch)
     return {**inputs, **{name: _filled(name, value, batch) for name, value in options.items()}}
 
 

@@ -84,6 +84,12 @@ def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[Tens
     return tuple(replace(spec, datatype=ids) if spec.datatype == "UINT32" else spec for spec in by)
 
 
+def check_batch(size: int) -> None:
+    """Raises LimitError for a batch of more rows than a request may have."""
+    if size > MAX_BATCH:
+        raise LimitError(f"the batch has {size:,} rows; send at most {MAX_BATCH:,} at once.")
+
+
 def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
     """Returns (size of the batch, the tensors by the specs' names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
@@ -94,8 +100,7 @@ def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) 
     if len(sizes) != 1 or 0 in sizes:
         raise InputError("every tensor's first size is the batch's, at least 1; they differ or there is none.")
     [size] = sizes
-    if size > MAX_BATCH:
-        raise LimitError(f"the batch has {size:,} rows; send at most {MAX_BATCH:,} at once.")
+    check_batch(size)
     return size, {
         n: _fitted(array, by_name[n], size) for n, array in tensors.items() if not _is_absent(array, by_name[n])
     }
