@@ -197,6 +197,18 @@ def test_pixel_values_are_finite(chat, page, value):
                 pipe.request({**source, "pixel_values": pixels})
 
 
+def test_images_in_tensors_are_counted_before_they_are_hashed(chat, page, monkeypatch):
+    """A body of 64 MB has room for ten million of a pixel each."""
+    monkeypatch.setattr(ImagePixels, "of", None)
+    rows = {"input_ids": np.ones((1, 2), np.uint32), "pixel_values": np.zeros((1, 1000, 3, 1, 1), np.float16)}
+    for processor, words in (
+        (cpu(chat).processor, "1000 images and pages are at least"),
+        (cpu(page).processor, "reads one image a request, got 1000"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read_batch(processor, rows)
+
+
 def test_a_key_covers_pixels_shape_and_grid():
     pixels = torch.arange(48.0).view(3, 4, 4)
     image = Image(pixels, 2)

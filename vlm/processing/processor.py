@@ -167,17 +167,21 @@ class Processor:
         if "messages" in source:
             conversation = self.request_builder.conversation(source["messages"])
             source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
-        self.request_builder.check_images(sum(map(len, images)))
+        self.check_image_count(sum(map(len, images)))
         pixels = [page for pages in images for page in pages]
         if self.question_use is QuestionUse.DRAWN:  # it has been
             source = {key: value for key, value in source.items() if key != "question"}
         if self.family.takes_prompt or self.vision is None:
             return {**source, "pixel_values": pixels} if pixels else source
-        if len(pixels) != 1:
-            raise InputError(
-                f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."
-            )
         return {**source, "pixel_values": pixels[0]}
+
+    def check_image_count(self, count: int) -> None:
+        """Raises InputError and LimitError for more images than the model reads, before any of them is looked at."""
+        if count and not self.family.takes_images:
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
+        self.request_builder.check_images(count)
+        if count != 1 and not (self.family.takes_prompt or self.vision is None):
+            raise InputError(f"{self.family.name} reads one image a request, got {count}; send a request for each.")
 
     def text_of(self, token_ids: list[int]) -> str:
         """Returns what a sequence's generated tokens say, post-processed; of a loop its first turn. Raises InputError

@@ -69,6 +69,7 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
+        processor.check_image_count(len(images))  # each takes the time of a hash
         own = _unpadded(_float32(images), row.get("image_sizes"))
         source = processor.with_pixels(source, [[ImagePixels.of(image) for image in own]])
     if "input_ids" in row:
