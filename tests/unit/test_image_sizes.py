@@ -187,6 +187,18 @@ def test_tensors_of_several_sizes_are_padded_and_named(chat):
         read_batch(pipe.processor, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
 
 
+@pytest.mark.parametrize("count", [-1, 3])
+def test_tensors_say_how_many_of_their_images_and_rows_count(chat, count):
+    """A number below 0 left out the last ones, without a word."""
+    for name, number, shape in (
+        ("pixel_values", "num_images", (1, 2, 3, 8, 8)),
+        ("request_prompt_embedding", "request_prompt_lengths", (1, 2, 16)),
+    ):
+        rows = {"input_ids": np.ones((1, 2), np.uint32), name: np.zeros(shape, np.float32)}
+        with pytest.raises(InputError, match=f"{number} is {count}; {name} has 2 of them"):
+            read_batch(cpu(chat).processor, rows | {number: np.array([[count]], np.int32)})
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_pixel_values_are_finite(chat, page, value):
     [image] = pictures((8, 8))

@@ -68,15 +68,15 @@ def write_batch(
 def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
-        images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
+        images = _first_of(row, "pixel_values", "num_images")
         processor.check_image_count(len(images))  # each takes the time of a hash
         own = _unpadded(_float32(images), row.get("image_sizes"))
         source = processor.with_pixels(source, [[ImagePixels.of(image) for image in own]])
     if "input_ids" in row:
         ids = without_padding(row, "input_ids", "sequence_length")
         first, task = processor.vocab_size, _task(row)
-        if (table := row.get("request_prompt_embedding")) is not None:
-            table = table[: int(row.get("request_prompt_lengths", len(table)))]
+        if "request_prompt_embedding" in row:
+            table = _first_of(row, "request_prompt_embedding", "request_prompt_lengths")
             source["prompt_table"] = _float32(table)
             ids = [*range(first, first + len(table)), *ids]
         if task and (tuned := processor.request_builder.tuned_prompt(task["task"])) is not None:
@@ -105,6 +105,15 @@ def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:
     if len(pairs) < len(images) or not all(0 < h <= most[0] and 0 < w <= most[1] for h, w in pairs):
         raise InputError(f"image_sizes is {pairs}; give the height and width of each image, at most {list(most)}.")
     return [image[:, :height, :width] for image, (height, width) in zip(images, pairs, strict=True)]
+
+
+def _first_of(row: Row, name: str, count: str) -> np.ndarray:
+    """Returns as many of a row's images, or rows of embeddings, as it says that it has; by default all."""
+    values = row[name]
+    number = int(row.get(count, len(values)))
+    if not 0 <= number <= len(values):
+        raise InputError(f"{count} is {number}; {name} has {len(values)} of them.")
+    return values[:number]
 
 
 def without_padding(row: Row, name: str, lengths: str) -> list[int]:
