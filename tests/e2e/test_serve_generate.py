@@ -107,6 +107,7 @@ def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monke
         ({"text_input": TEXT, "stream": 1}, 400, "stream must be"),
         ({"text_input": TEXT, "details": True}, 400, "is_return_log_probs"),
         ({"text_input": TEXT, "stop": [1]}, 400, "stop must be"),
+        ({"text_input": TEXT, "stop": [*map(str, range(17))]}, 400, "stop has 17 strings; give at most 16"),
         ({"text_input": TEXT, "max_tokens": 3, "parameters": {"max_output_len": 3}}, 400, "say the same"),
         ({"text_input": TEXT, "ia3_tasks": 0, "parameters": {"ia3_tasks": 0}}, 400, "ia3_tasks is given twice"),
         ({"text_input": TEXT, "ia3_tasks": 0}, 400, "there is no adapter 0"),

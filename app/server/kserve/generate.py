@@ -17,7 +17,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from vlm.errors import InputError
+from vlm.errors import InputError, LimitError
+from vlm.limits import MAX_STOPS
 from vlm_app.server.http.event_stream import event_stream
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.http.limits import cancel_on_disconnect
@@ -129,6 +130,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     words = [value] if isinstance(value, str) else value or []
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
         raise InputError("the parameter stop must be a text or a list of texts.")
+    if len(words) > MAX_STOPS:  # each is looked for in every piece of a text
+        raise LimitError(f"the parameter stop has {len(words):,} strings; give at most {MAX_STOPS}.")
     return tuple(words)
 
 
