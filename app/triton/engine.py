@@ -12,7 +12,7 @@ from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.generation_input import GenerationInput
-from vlm_app.server.core.merge import merge_streams
+from vlm_app.server.core.merge import merge_bursts
 from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words
 from vlm_app.server.tensors.inputs import read_batch, write_batch
 from vlm_app.server.tensors.partial_outputs import PartialOutputs
@@ -78,9 +78,10 @@ class Engine:
         """Yields a request's outputs: all of them when they have ended, or at every step the ones so far."""
         items = read_batch(self._processor, inputs)
         outputs = PartialOutputs(items)
-        async with aclosing(merge_streams([self._stream(each) for each in items])) as deltas:
-            async for number, delta in deltas:
-                if (every or delta.output is not None) and outputs.take(number, delta) and every:
+        async with aclosing(merge_bursts([self._stream(each) for each in items])) as bursts:
+            async for burst in bursts:
+                taken = [outputs.take(n, delta) for n, delta in burst if every or delta.output is not None]
+                if every and any(taken):
                     yield write_batch(self._processor, items, outputs.rows)
         if not every:
             yield write_batch(self._processor, items, outputs.rows)

@@ -91,6 +91,13 @@ def test_a_stream_holds_all_so_far(served):
     assert [event["text_output"] for event in events(served, "mini-t5", text_input=TEXT, stream=False)] == [GERMAN]
 
 
+def test_a_stream_of_a_batch_has_an_event_a_burst(served):
+    """And not one for each of its rows, each of which would hold all of them; rows may end one by one."""
+    found = events(served, "mini-t5", text_input=[TEXT] * 16)
+    assert found[-1]["text_output"] == [GERMAN] * 16
+    assert len(found) < 3 * 16  # of four bursts, and as many ends
+
+
 def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monkeypatch):
     monkeypatch.setattr(served.service("mini-t5"), "decoupled", False)
     assert [event["text_output"] for event in events(served, "mini-t5", text_input=TEXT)] == [GERMAN]

@@ -10,8 +10,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yields (number of the stream, item) as they come; all end when one fails or the iteration is left."""
+async def merge_bursts(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[list[tuple[int, T]], None]:
+    """Yields lists of (number of the stream, item): all that has come since the last one, for a step of the engine
+    brings an item for each of many streams. All end when one fails or the iteration is left."""
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
 
     async def drain(number: int, stream: AsyncGenerator[T, None]) -> None:
@@ -27,12 +28,14 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
     try:
         running = len(tasks)
         while running:
-            result = await results.get()
-            if isinstance(result, Exception):
-                raise result
-            running -= result is None
-            if result is not None:
-                yield result
+            first = await results.get()
+            come = [first, *(results.get_nowait() for _ in range(results.qsize()))]
+            failure = next((result for result in come if isinstance(result, Exception)), None)
+            running -= come.count(None)
+            if burst := [result for result in come if isinstance(result, tuple)]:
+                yield burst
+            if failure is not None:
+                raise failure
     finally:
         for task in tasks:
             task.cancel()

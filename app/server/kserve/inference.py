@@ -57,13 +57,15 @@ class Inference:
             yield Response(await self.outputs(), last=True)
             return
         began, partial_outputs = time.monotonic(), PartialOutputs(self.items)
-        async with aclosing(self._service.stream_all(self.items)) as deltas:
+        async with aclosing(self._service.stream_bursts(self.items)) as bursts:
             while not partial_outputs.ended:
                 async with self._within(began):  # each step has a task of its own
-                    number, delta = await anext(deltas)
-                if partial_outputs.take(number, delta):
+                    burst = await anext(bursts)
+                # a response for each row of it would have all rows written so many times
+                taken = [partial_outputs.take(number, delta) for number, delta in burst]
+                if any(taken):
                     yield Response(self._written(partial_outputs.rows), last=partial_outputs.ended)
-            await anext(deltas, None)  # so that it counts as a success
+            await anext(bursts, None)  # so that it counts as a success
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
         tensors = write_batch(self._processor, self.items, outputs)

@@ -19,7 +19,7 @@ from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.media_pool import MediaPool
 from vlm_app.server.core.errors import Busy
 from vlm_app.server.core.generation_input import GenerationInput
-from vlm_app.server.core.merge import merge_streams
+from vlm_app.server.core.merge import merge_bursts
 from vlm_app.server.core.metrics import Metrics, Stopwatch
 from vlm_app.server.repository.statistics import RequestTimes, Statistics
 from vlm_app.server.tensors.model import ModelTensors
@@ -106,11 +106,18 @@ class Service:
     async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
+        async with aclosing(self.stream_bursts(items)) as bursts:
+            async for burst in bursts:
+                for numbered_delta in burst:
+                    yield numbered_delta
+
+    async def stream_bursts(self, items: list[GenerationInput]) -> AsyncGenerator[list[tuple[int, TextDelta]], None]:
+        """Yields the same in lists: all that has come since the last one."""
         with self.statistics.request(len(items)) as times:
             self.check_room(sum(item.count for item in items))  # before any of them is begun
-            async with aclosing(merge_streams([self._stream(each, times) for each in items])) as deltas:
-                async for numbered_delta in deltas:
-                    yield numbered_delta
+            async with aclosing(merge_bursts([self._stream(each, times) for each in items])) as bursts:
+                async for burst in bursts:
+                    yield burst
 
     async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncGenerator[TextDelta, None]:
         watch = Stopwatch(self._metrics, self.name)
