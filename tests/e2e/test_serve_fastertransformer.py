@@ -191,6 +191,8 @@ MISTAKES = {
     "too long": ({"input_ids": np.ones((1, 600), np.uint32)}, "600 rows .tokens., the engine was built for 512"),
     "attentions": ({"input_ids": np.ones((200, 512), np.uint32), "is_return_attentions": np.ones((200, 1), bool)},
                    "attentions of 200 rows of 512 tokens take 1,600 MiB, 512 is allowed"),
+    "padding": ({"input_ids": np.ones((4096, 5000), np.uint8), "sequence_length": np.ones((4096, 1), np.uint32)},
+                "hidden states of 4096 rows of 5000 tokens take .* MiB, 2,048 is allowed; ask for fewer"),
 }  # fmt: skip
 
 

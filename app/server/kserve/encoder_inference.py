@@ -25,6 +25,7 @@ from vlm_app.server.tensors.specs import check_tensors
 from vlm_app.server.tensors.wire import InferRequest
 
 MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
+MAX_STATE_BYTES = 2**31  # of its hidden states, padding included: a message of gRPC holds no more
 
 
 class EncoderInference(Inference):
@@ -42,8 +43,9 @@ class EncoderInference(Inference):
         self._rows = [_source({name: array[i] for name, array in tensors.items()}) for i in range(count)]
         flag = tensors.get("is_return_attentions")
         self._attentions = ATTENTIONS in self._output_names or (flag is not None and bool(flag.any()))
+        self._check_states(self._width or 0)
         if self._attentions:
-            _check_size(service, count, self._width or service.pipeline.capabilities.max_encoder_input_len)
+            _check_attentions(service, count, self._width or service.pipeline.capabilities.max_encoder_input_len)
 
     async def outputs(self) -> Tensors:
         """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""
@@ -52,11 +54,18 @@ class EncoderInference(Inference):
             async with self._within(time.monotonic()):
                 for rows in self._service.encoder_batches(self._rows):
                     encodings += await self._service.encode(rows, [[] for _ in rows], self._attentions)
+                    self._check_states(max(len(each.last_hidden_state) for each in encodings))
         return await asyncio.to_thread(self._padded, encodings)
 
     async def responses(self) -> AsyncGenerator[Response, None]:
         """Yields the one response that there is."""
         yield Response(await self.outputs(), last=True)
+
+    def _check_states(self, width: int) -> None:
+        """Raises LimitError for more hidden states than are given at once: a few ids may say that they are padded to
+        any width."""
+        size = len(self._rows) * width * self._service.pipeline.processor.config.hidden_size * 4
+        _check_size("hidden states", len(self._rows), width, size=size, most=MAX_STATE_BYTES)
 
     def _padded(self, encodings: list[Encoding]) -> Tensors:
         specs = self._service.tensors.outputs
@@ -85,13 +94,17 @@ def _source(row: Row) -> dict[str, Any]:
     return {"text": row["text_input"].decode("utf-8", "replace"), **adapter_of(row)}
 
 
-def _check_size(service: Service, rows: int, width: int) -> None:
+def _check_attentions(service: Service, rows: int, width: int) -> None:
     config = service.pipeline.processor.config
     size = rows * config.num_layers * config.num_heads * width**2 * 4
-    if size > MAX_ATTENTION_BYTES:
+    _check_size("attentions", rows, width, size=size, most=MAX_ATTENTION_BYTES)
+
+
+def _check_size(what: str, rows: int, width: int, *, size: int, most: int) -> None:
+    if size > most:
         raise LimitError(
-            f"the attentions of {rows} rows of {width} tokens take {size >> 20:,} MiB, {MAX_ATTENTION_BYTES >> 20:,} is"
-            " allowed; ask for fewer or shorter rows at once."
+            f"the {what} of {rows} rows of {width} tokens take {size >> 20:,} MiB, {most >> 20:,} is allowed; ask for"
+            " fewer or shorter rows at once."
         )
 
 
