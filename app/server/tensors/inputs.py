@@ -218,8 +218,7 @@ def padded(rows: list, fill: Any, dtype: Any) -> np.ndarray:
         values = rows
         for i in index:
             values = values[i] if i < len(values) else ()
-        for place, value in enumerate(values):
-            array[(*index, place)] = value
+        array[(*index, slice(len(values)))] = values
     return array
 
 
