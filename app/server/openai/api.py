@@ -177,10 +177,14 @@ def _check_echo(service: Service, prompts: list[str | list[int]]) -> None:
 
 
 def _joined(earlier: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns log-probabilities of an output's deltas, list by list."""
+    """Adds log-probabilities of an output's next delta to its earlier ones, list by list: made anew with each delta,
+    the lists of a long output would take minutes of the event loop."""
     if earlier is None or new is None:
         return new
-    return {key: earlier[key] + value if isinstance(value, list) else value for key, value in new.items()}
+    for key, value in new.items():
+        if isinstance(value, list):
+            earlier[key] += value
+    return earlier
 
 
 def _model(service: Service, adapter: str | None) -> dict[str, Any]:
