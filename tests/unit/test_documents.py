@@ -159,8 +159,9 @@ def test_page_ranges(pages, want):
     "pages", ["0", "6", "3-2", "6-9", "x", "", "1;2", "-3", "1-2-3", "1" * 5000, f"1-{'9' * 5000}"]
 )
 def test_page_ranges_that_are_none(pages):
-    with pytest.raises(DocumentError, match="page"):
+    with pytest.raises(DocumentError, match="page") as error:
         parse_pages(pages, 5)
+    assert len(str(error.value)) < 200
 
 
 def test_page_ranges_of_documents_of_any_length():

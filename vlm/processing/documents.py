@@ -33,6 +33,7 @@ DPI = 200  # enough for any model's input after its own scaling down
 MAX_SIDE = 2**15  # pixels of a page, which is otherwise a strip
 POINTS = 72  # of a PDF, per inch
 STDIN = "stdin"
+MOST_SHOWN = 60  # characters of a page range in an error
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins, a large one, too
 
 # held by whoever uses PDFium, which is not for several threads at once, not even to close a document; reentrant: a
@@ -298,7 +299,7 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
         match = re.fullmatch(r"\s*(\d{1,18})\s*(?:(-)\s*(\d{0,18})\s*)?", part)
         if not match:
             raise DocumentError(
-                f"the page range {pages!r} is not understood; write 1-4,7 or 5- for all from the fifth."
+                f"the page range {_shown(pages)!r} is not understood; write 1-4,7 or 5- for all from the fifth."
             )
         first = int(match[1])
         last = first if not match[2] else int(match[3]) if match[3] else max(first, num_pages)
@@ -311,7 +312,13 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
 
 
 def _outside(pages: str, num_pages: int, name: str) -> DocumentError:
-    return DocumentError(f"pages {pages} were asked for, {name} has {counted(num_pages, 'page')}.", "page range")
+    return DocumentError(
+        f"pages {_shown(pages)} were asked for, {name} has {counted(num_pages, 'page')}.", "page range"
+    )
+
+
+def _shown(pages: str) -> str:
+    return pages if len(pages) <= MOST_SHOWN else f"{pages[:MOST_SHOWN]}…"
 
 
 def supported_suffixes() -> str:
