@@ -1,7 +1,7 @@
 // The product of several rows with a weight (compute capability 9.0).
 //
 // A program computes a tile of the outputs of ROWS rows, or a share of the inputs of one: the SPLITS programs of a
-// cluster add their sums up in the end. One warp copies: it requests the first parts of the weight before the kernels
+// cluster send each other their sums in the end, and each adds up those of its share of the rows. One warp copies: it requests the first parts of the weight before the kernels
 // ahead of this one have ended, then those of the rows, and each further one as soon as its place is free. Four warps
 // multiply: the weight is the left side of the tensor cores' products, so that few rows leave no part of them empty.
 //
@@ -29,11 +29,11 @@ constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS;     // of a row of y
 constexpr int LINE = 128;                                // bytes of a row of a stage
 constexpr int WEIGHT_STAGE = TILE * LINE, STAGE = WEIGHT_STAGE + ROWS * LINE;
 constexpr int CHUNKS = INPUTS * (SCALED ? 1 : 2) / LINE;  // stages of a row
-constexpr int PITCH = TILE + 4;                          // of sums [ROWS, TILE]
+constexpr int PAIRS = ROWS / 2, PAIRS_EACH = PAIRS / SPLITS;  // of rows, and those that a program of a cluster finishes
+constexpr int PITCH = 2 * TILE + 8;                      // of sums [PAIRS, TILE, 2]
 constexpr int VECTORS = RESULTS / 4;
-constexpr int ROWS_EACH = ROWS / SPLITS;                 // that a program of a cluster finishes
-constexpr int ROWS_APART = THREADS / VECTORS;            // those of a thread
-constexpr int EACH = (ROWS_EACH + ROWS_APART - 1) / ROWS_APART;
+constexpr int PAIRS_APART = THREADS / VECTORS;           // those of a thread
+constexpr int EACH = (PAIRS_EACH + PAIRS_APART - 1) / PAIRS_APART;
 #if KIND == INT8
 typedef int Sum;
 #else
@@ -98,19 +98,25 @@ __device__ __forceinline__ void fence(Sum (&c)[ROWS / 2]) {
     for (int i = 0; i < ROWS / 2; i++) asm volatile("" : C(i)::"memory");
 }
 
-struct Sums { Sum v[4]; };
+struct Sums { Sum v[2][4]; };  // of two rows
 
-// Four sums of a program of the cluster.
-__device__ __forceinline__ Sums sums_of(int program, u32 at) {
+__device__ __forceinline__ u32 bits_of(int x) { return x; }
+__device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
+
+// Sums of four outputs, which lie in shared memory.
+__device__ __forceinline__ Sums sums_at(u32 at) {
     Sums r;
-    const u32 there = address_in(program, at);
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        const Vector two = load_shared(at + 8 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
 #if KIND == INT8
-    asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(there) : "memory");
+            r.v[i % 2][j + i / 2] = (int)two.v[i];
 #else
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(r.v[0]), "=f"(r.v[1]), "=f"(r.v[2]), "=f"(r.v[3]) : "r"(there) : "memory");
+            r.v[i % 2][j + i / 2] = __uint_as_float(two.v[i]);
 #endif
+    }
     return r;
 }
 
@@ -193,18 +199,17 @@ __device__ __forceinline__ void multiply_all(Sum (&c)[ROWS / 2], const Share& sh
     fence(c);
 }
 
-// Lays a thread's sums as [ROWS, TILE].
-__device__ __forceinline__ void store_sums(const Sum (&c)[ROWS / 2], u32 sums) {
-    const int lane = threadIdx.x % 32;
-    const u32 mine = sums + 4 * (lane % 4 * 2 * PITCH + threadIdx.x / 32 * 16 + lane / 4);
+// Lays a thread's sums as [PAIRS, TILE, 2]; those of rows that other programs finish are sent to these, which have them of
+// each program as [PAIRS_EACH, TILE, 2], and a barrier that counts what comes.
+__device__ __forceinline__ void hand_over(const Sum (&c)[ROWS / 2], const Share& share, u32 sums, u32 arrived) {
+    const int lane = threadIdx.x % 32, output = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) {
-        const u32 at = mine + 4 * ((i / 4 * 8 + i % 2) * PITCH + i / 2 % 2 * 8);
-#if KIND == INT8
-        store_shared(at, (u32)c[i]);
-#else
-        store_float(at, c[i]);
-#endif
+    for (int i = 0; i < ROWS / 2; i += 2) {
+        const int pair = i / 4 * 4 + lane % 4, program = pair / PAIRS_EACH;
+        const int row = share.split * PAIRS_EACH + pair % PAIRS_EACH, column = 2 * (output + i / 2 % 2 * 8);
+        const u32 at = sums + 4 * (row * PITCH + column), low = bits_of(c[i]), high = bits_of(c[i + 1]);
+        if (program == share.split) store_shared(at, low, high);
+        else send(address_in(program, at), low, high, address_in(program, arrived));
     }
 }
 
@@ -220,37 +225,43 @@ struct Affine {
         }
     }
 
-    __device__ __forceinline__ void apply(const Sums (&parts)[SPLITS], float of_row, float (&to)[4]) const {
-        Sums sum = parts[0];
+    // `to`: four outputs of one of two rows.
+    __device__ __forceinline__ void apply(const Sums (&parts)[SPLITS], int row, float of_row, float (&to)[4]) const {
 #pragma unroll
-        for (int other = 1; other < SPLITS; other++)
+        for (int j = 0; j < 4; j++) {
+            Sum sum = parts[0].v[row][j];
 #pragma unroll
-            for (int j = 0; j < 4; j++) sum.v[j] += parts[other].v[j];
-#pragma unroll
-        for (int j = 0; j < 4; j++) to[j] = (SCALED ? sum.v[j] * of_row * scale[j] : sum.v[j]) + bias[j];
+            for (int other = 1; other < SPLITS; other++) sum += parts[other].v[row][j];
+            to[j] = (SCALED ? sum * of_row * scale[j] : sum) + bias[j];
+        }
     }
 };
 
-// Requests four sums of every program of the cluster.
+// Loads the sums of every program of the cluster.
 __device__ __forceinline__ void load_parts(Sums (&parts)[SPLITS], u32 at) {
 #pragma unroll
-    for (int program = 0; program < SPLITS; program++) parts[program] = sums_of(program, at);
+    for (int program = 0; program < SPLITS; program++) parts[program] = sums_at(at + program * 4 * PAIRS_EACH * PITCH);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
     const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, const float* weight_scale,
     const float* x_scale, const void* bias, void* y, int rows) {
     extern __shared__ char unaligned[];
-    const u32 memory = (shared_address(unaligned) + 1023) & ~1023u, full = memory + STAGES * STAGE, empty = full + 8 * STAGES;
+    const u32 memory = (shared_address(unaligned) + 1023) & ~1023u, ring_end = memory + STAGES * STAGE;
+    // other programs send their sums while this one still multiplies; its own take the place of the stages
+    const u32 sums = SPLITS > 1 ? ring_end : memory, full = ring_end + (SPLITS > 1 ? 4 * PAIRS * PITCH : 0);
+    const u32 empty = full + 8 * STAGES, arrived = empty + 8 * STAGES;
 
     if (threadIdx.x == THREADS) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, THREADS / 32);
         }
+        if (SPLITS > 1) barrier_init(arrived, 1), barrier_expect(arrived, 8 * (PAIRS - PAIRS_EACH) * TILE);
         show_barriers();
     }
     __syncthreads();
+    if (SPLITS > 1) cluster_arrive();
     if (threadIdx.x >= THREADS) {
         if (threadIdx.x == THREADS) copy_all(&weight, &x, memory, full, empty);
         return;
@@ -262,36 +273,40 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
     Sum c[ROWS / 2] = {};
     multiply_all(c, share, memory, full, empty);
     wait_for_inputs();  // for the scales of the rows
-    multiplying_warps_meet();
-    // the stages' memory is free: all copies have come, all products have read theirs
-    store_sums(c, memory);
-    const int first_row = share.split * ROWS_EACH + threadIdx.x / VECTORS;  // of the tile
-    float of_row[EACH];
+    if (SPLITS > 1) cluster_wait();  // the others have begun
+    else multiplying_warps_meet();   // the stages' memory is free: all copies have come, all products have read theirs
+    hand_over(c, share, sums, arrived);
+    const int first = threadIdx.x / VECTORS;                                 // pair of those that this program finishes
+    const int first_row = share.row + 2 * (share.split * PAIRS_EACH + first);
+    float of_row[EACH][2];
 #pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        const int row = share.row + first_row + k * ROWS_APART;
-        of_row[k] = SCALED && row < rows ? x_scale[row] : 1.0f;
-    }
-    if (SPLITS > 1) cluster_meets_aligned();
-    else multiplying_warps_meet();
-    if (threadIdx.x < ROWS_EACH * VECTORS) {
+    for (int k = 0; k < EACH; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = first_row + 2 * k * PAIRS_APART + i;
+            of_row[k][i] = SCALED && row < rows ? x_scale[row] : 1.0f;
+        }
+    multiplying_warps_meet();
+    if (SPLITS > 1) barrier_wait_for_other(arrived, 0);
+    if (threadIdx.x < PAIRS_EACH * VECTORS) {
         Sums parts[EACH][SPLITS], gated[GATED ? EACH : 1][SPLITS];
 #pragma unroll
         for (int k = 0; k < EACH; k++) {  // all of them, before any is waited for
-            const u32 at = memory + 4 * ((first_row + k * ROWS_APART) * PITCH + result);
+            const u32 at = sums + 4 * ((first + k * PAIRS_APART) * PITCH + 2 * result);
             load_parts(parts[k], at);
-            if (GATED) load_parts(gated[GATED ? k : 0], at + 4 * RESULTS);
+            if (GATED) load_parts(gated[GATED ? k : 0], at + 8 * RESULTS);
         }
 #pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            const int row = share.row + first_row + k * ROWS_APART;
-            float values[4], more[4];
-            affine.apply(parts[k], of_row[k], values);
-            if (GATED) of_gated.apply(gated[GATED ? k : 0], of_row[k], more);
+        for (int k = 0; k < EACH; k++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) values[j] = GATED ? activation(values[j]) * more[j] : activation(values[j]);
-            if (row < rows && output < WIDTH) store4(y, (u64)row * WIDTH + output, values);
-        }
+            for (int i = 0; i < 2; i++) {
+                const int row = first_row + 2 * k * PAIRS_APART + i;
+                float values[4], more[4];
+                affine.apply(parts[k], i, of_row[k][i], values);
+                if (GATED) of_gated.apply(gated[GATED ? k : 0], i, of_row[k][i], more);
+#pragma unroll
+                for (int j = 0; j < 4; j++) values[j] = GATED ? activation(values[j]) * more[j] : activation(values[j]);
+                if (row < rows && output < WIDTH) store4(y, (u64)row * WIDTH + output, values);
+            }
     }
-    if (SPLITS > 1) cluster_meets_aligned();  // nobody leaves whose sums are still read
 }

@@ -58,10 +58,10 @@ class Shape:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: stages that begin where 1,024 divides the address, and their barriers; the sums take
-        the place of the stages."""
-        ring, sums = self.stages * LINE * (TILE + self.rows), 4 * self.rows * (TILE + VECTOR)
-        return 1024 + max(ring, sums) + 16 * self.stages
+        """Bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums that other
+        programs send lie beside the stages, a program's own in their place."""
+        ring, sums = self.stages * LINE * (TILE + self.rows), _sums(self.rows)
+        return 1024 + (ring + sums if self.splits > 1 else max(ring, sums)) + 16 * self.stages + 8
 
 
 @functools.cache
@@ -120,9 +120,15 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
         tile = _tile_rows(padded, splits * tiles, processors // 2)
     programs = splits * tiles * padded // tile
     share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
-    room = (MEMORY // share - EXTRAS) // (LINE * (TILE + tile))
+    sums = _sums(tile) if splits > 1 else 0
+    room = (MEMORY // share - EXTRAS - sums) // (LINE * (TILE + tile))
     stages = min(MOST_STAGES[kind], -(-lines // splits), room)
     return Shape(kind, tile, inputs, outputs, activation is not None and activation.gated, splits, stages)
+
+
+def _sums(rows: int) -> int:
+    """Returns the bytes of a tile's sums."""
+    return 4 * rows * (TILE + VECTOR)
 
 
 def _num_splits(tiles: int, most: int, processors: int) -> int:

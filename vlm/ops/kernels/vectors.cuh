@@ -60,6 +60,10 @@ __device__ __forceinline__ void store_shared(u32 to, const Vector& x) {
                  ::"r"(to), "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3]) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(u32 to, u32 low, u32 high) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
+}
+
 __device__ __forceinline__ void store_shared(u32 to, u32 two) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(two) : "memory");
 }
