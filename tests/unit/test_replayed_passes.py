@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tests.engines import engine_dir
 from tests.families import MODELS, inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm.executor import graph_pool
 from vlm.executor.graph_pool import GraphPool
 
 
@@ -59,6 +62,17 @@ def test_what_a_graph_gives_stays_when_another_one_runs():
     first, second = pool.run((1,)), pool.run((2,))
     assert pool.run(("nothing",)) is None
     assert (first.tolist(), second.tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+def test_the_graph_that_was_not_used_for_longest_gives_way(monkeypatch):
+    pool, memory = object.__new__(GraphPool), torch.zeros(3)
+    pool.device, pool._stream, pool._graphs = memory.device, MagicMock(), {}
+    monkeypatch.setattr(graph_pool, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graph_pool.torch, "cuda", MagicMock())
+    monkeypatch.setattr(GraphPool, "_capturing", lambda self, graph: nullcontext())
+    for key in ("first",), ("second",), ("first",), ("third",):
+        pool.replay(key, lambda: memory)
+    assert list(pool._graphs) == [("first",), ("third",)]
 
 
 def images_last(pipe: Pipeline, inputs: list[dict]) -> list[dict]:

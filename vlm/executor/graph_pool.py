@@ -13,19 +13,21 @@ from torch import Tensor
 from vlm.garbage import without_collections
 
 Result = TypeVar("Result", Tensor, None)
+MOST_GRAPHS = 512  # of a pool: clients choose some of what a step is captured for, how many beams and ends it has
 MAX_GRAPH_SHAPES = 16  # of images whose passes are graphs; those of others run as they are
 MOST_REMEMBERED = 256  # shapes that were met
 ROOM = 4 * 2**30  # bytes of a device in which any pass finds room; what torch keeps for later is not free to a graph
 
 
 class GraphPool:
-    """CUDA graphs by key, captured at first use, sharing one memory pool."""
+    """CUDA graphs by key, captured at first use, sharing one memory pool. Those that were not used for longest give
+    way."""
 
     def __init__(self, device: torch.device, *, priority: int = 0):
         """`priority`: of what the graphs hold, as streams have it: the lower it is, the earlier a kernel gets room."""
         self.device = device
         self.pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device, priority=priority)
-        # with what each takes and returns, and what it was made of, whose tensors it reads
+        # the last one used comes last; with what each takes and returns, and what it was made of, whose tensors it reads
         self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any, Callable[..., object]]] = {}
 
     def __contains__(self, key: tuple) -> bool:
@@ -45,7 +47,7 @@ class GraphPool:
     def run(self, key: tuple, *inputs: Tensor) -> Any:
         """Replays a graph on new inputs, which may lie on the host. Returns a copy of what it results in, if anything:
         other graphs of the pool write to the same memory."""
-        graph, static, output, _ = self._graphs[key]
+        graph, static, output, _ = self._graphs[key] = self._graphs.pop(key)
         for target, source in zip(static, inputs, strict=True):
             target.copy_(source, non_blocking=True)
         graph.replay()
@@ -53,6 +55,9 @@ class GraphPool:
 
     def capture(self, key: tuple, function: Callable[..., object], *inputs: Tensor) -> None:
         """Captures function(*inputs); runs it once before, which compiles kernels and fills lazily made buffers."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            torch.cuda.synchronize(self.device)  # a graph that goes may still run
+            del self._graphs[next(iter(self._graphs))]
         static = tuple(x.to(self.device, copy=True) for x in inputs)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
