@@ -27,7 +27,7 @@ class GraphPool:
         """`priority`: of what the graphs hold, as streams have it: the lower it is, the earlier a kernel gets room."""
         self.device = device
         self.pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device, priority=priority)
-        # the last one used comes last; with what each takes and returns, and what it was made of, whose tensors it reads
+        # the last one used comes last; with what each takes and returns, and what it was made of, which it reads
         self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any, Callable[..., object]]] = {}
 
     def __contains__(self, key: tuple) -> bool:
