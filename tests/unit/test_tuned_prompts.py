@@ -17,7 +17,7 @@ from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
 from vlm.build.store import resolve
 from vlm.errors import CheckpointError, InputError, VlmWarning
-from vlm.processing.input_fields import prompt_table_of
+from vlm.processing.input_fields import read_table
 from vlm.processing.processor import Processor
 from vlm.requests import prompt_table
 from vlm.requests.sampling_params import SamplingParams
@@ -166,7 +166,7 @@ def test_rows_that_are_not_finite(value, tmp_path):
             with pytest.raises(InputError, match=r"0.npy holds NaN or infinity among its rows; give finite floats"):
                 PromptTables.open(path)
     with pytest.raises(InputError, match="the prompt table holds NaN or infinity among its rows"):
-        prompt_table_of({"prompt_table": rows})
+        read_table(rows)
 
 
 def test_rows_of_another_width(tmp_path):

@@ -49,7 +49,9 @@ class EncoderCalls:
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
-        images = self._processor.request_builder.images.of_prompt(fields)
+        images = self._processor.request_builder.context.images.of_prompt(
+            fields.get("images"), fields.get("pixel_values")
+        )
         if not images or more:
             what = "the last states of images" if self._engine.encoders.visual else "no encoder"
             raise InputError(f"{self._processor.family.name} has {what} to encode, and nothing else.")

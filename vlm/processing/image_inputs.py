@@ -11,6 +11,7 @@ from vlm.config import VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
+from vlm.processing.input_fields import InputFields
 from vlm.registry.images import QuestionUse
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
@@ -32,26 +33,25 @@ class ImageInputs:
         """Returns what becomes of a question about an image; None: no question is taken."""
         return None if self.image_processor is None else self.image_processor.question_use
 
-    def of_prompt(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
-        """Returns the images of a prompt; `sources`: those of its conversation."""
-        if (pixels := fields.get("pixel_values")) is not None:
+    def of_prompt(self, sources: Any, pixels: Any) -> tuple[Image, ...]:
+        """Returns the images of a prompt: those whose pixel values are there, else those of their sources."""
+        if pixels is not None:
             return tuple(self._image(each) for each in _each(pixels))
-        sources = fields.get("images") or sources or []
+        sources = sources or []
         sources = sources if isinstance(sources, list | tuple) else [sources]
         return tuple(self._read_image(source) for source in sources)
 
-    def of_encoder(self, fields: dict[str, Any]) -> Image | None:
+    def of_encoder(self, fields: InputFields) -> Image | None:
         """Returns the image that a decoder attends to; None: it is given something else."""
-        if (images := fields.get("images")) is None:
-            pixels = fields.get("pixel_values")
-            return None if pixels is None else self._image(pixels)
+        if (images := fields.images) is None:
+            return None if fields.pixel_values is None else self._image(fields.pixel_values)
         images = images if isinstance(images, list | tuple) else [images]
         if len(images) != 1:
             raise InputError(
                 f"{self.family_name} reads one image a request, got {len(images)}; pass a list of inputs:"
                 ' generate(["a.png", "b.png"]).'
             )
-        return self._read_image(images[0], fields.get("question"))
+        return self._read_image(images[0], fields.question)
 
     def _read_image(self, source: Any, question: str | None = None) -> Image:
         if isinstance(source, ImagePixels):  # another process has read it

@@ -14,6 +14,7 @@ from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
+from vlm.processing.input_context import InputContext
 from vlm.processing.prompts import Prompts
 from vlm.processing.questions import drawn_question
 from vlm.processing.request_builder import RequestBuilder
@@ -86,18 +87,17 @@ class Processor:
         prompts = None
         if (form := family.chat_format) is not None:
             prompts = Prompts.load(form, tokenizer, folder, vocab_size, with_images=family.takes_images)
-        request_builder = RequestBuilder(
+        context = InputContext(
             family,
             config,
             engine.generation,
             tokenizer,
             ImageInputs(family.name, vision, image_processor),
             prompts,
-            max_encoder_len=engine.limits.max_encoder_input_len,
             has_encoder=encoder is not None,
-            source_vocab_size=vocab_size if encoder else None,
+            vocab_size=vocab_size,
+            max_encoder_len=engine.limits.max_encoder_input_len,
             max_seq_len=engine.limits.max_seq_len,
-            adapters=adapters,
             prompt_tables=prompt_tables,
         )
         processor = cls(
@@ -108,7 +108,7 @@ class Processor:
             tokenizer,
             files.processor_source,
             image_processor,
-            request_builder,
+            RequestBuilder(context, adapters),
             generates=engine.generates,
             page_steps=page_steps(engine, tokenizer),
         )
@@ -129,7 +129,7 @@ class Processor:
     @property
     def supports_chat(self) -> bool:
         """Says whether the model has a template for conversations."""
-        prompts = self.request_builder.prompts
+        prompts = self.request_builder.context.prompts
         return prompts is not None and prompts.template is not None
 
     @property
@@ -142,7 +142,7 @@ class Processor:
     @property
     def question_use(self) -> QuestionUse | None:
         """Returns what becomes of a question about an image; None: the settings of images ask for none."""
-        return self.request_builder.images.question_use
+        return self.request_builder.context.images.question_use
 
     @property
     def tasks(self) -> TaskPrompts | None:
@@ -157,7 +157,7 @@ class Processor:
     def drawn_question(self, source: Mapping[str, Any]) -> str | None:
         """Returns the question that is to be drawn on an input's images, before they are read. Raises InputError for
         one that is missing, empty or too long."""
-        return drawn_question(source, self.question_use)
+        return drawn_question(source.get("question"), self.question_use)
 
     def with_pixels(self, source: dict[str, Any], images: Items[Items[ImagePixels]]) -> dict[str, Any]:
         """Turns an input of `Pipeline.generate` and its images, of each its pages, into the input that has them in it.
@@ -165,7 +165,7 @@ class Processor:
         Raises InputError and LimitError for more images than the model reads.
         """
         if "messages" in source:
-            conversation = self.request_builder.conversation(source["messages"])
+            conversation = self.request_builder.read_conversation(source["messages"])
             source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
         self.check_image_count(sum(map(len, images)))
         pixels = [page for pages in images for page in pages]

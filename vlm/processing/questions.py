@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from vlm.errors import InputError
 from vlm.limits import MAX_QUESTION_CHARACTERS
 from vlm.processing.image_processor import NO_QUESTION
+from vlm.processing.input_fields import InputFields, together
 from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
 
 
-def drawn_question(fields: Mapping[str, Any], use: QuestionUse | None) -> str | None:
-    """Returns the question that is to be drawn on an input's image; None where there is nothing to draw, or no image to
-    draw it on. InputError for one that is missing, empty or too long."""
-    question = fields.get("question")
+def drawn_question(question: Any, use: QuestionUse | None) -> str | None:
+    """Returns the question that is to be drawn on an input's image; None where there is nothing to draw. InputError for
+    one that is missing, empty or too long."""
     if use is not QuestionUse.DRAWN:
         return None
     if not isinstance(question, str) or not question.strip():
@@ -27,19 +26,19 @@ def drawn_question(fields: Mapping[str, Any], use: QuestionUse | None) -> str | 
     return question
 
 
-def with_question(fields: dict[str, Any], use: QuestionUse) -> dict[str, Any]:
-    """Returns an input with its question in its place: checked, beside a picture to draw it on, or where the output
-    begins. InputError for one that is missing, or that something else has the place of."""
-    if use is QuestionUse.DRAWN and _is_picture(fields.get("images")):
-        return {**fields, "question": drawn_question(fields, use)}
-    if "question" not in fields:
-        return fields
-    rest = {key: value for key, value in fields.items() if key != "question"}
+def put_question(fields: InputFields, use: QuestionUse) -> None:
+    """Puts a question in its place: checked, beside a picture to draw it on, or where the output begins. InputError for
+    one that is missing, or that something else has the place of."""
+    if use is QuestionUse.DRAWN and _is_picture(fields.images):
+        fields.question = drawn_question(fields.question, use)
+        return
+    if fields.question is None:
+        return
     if use is QuestionUse.DRAWN:
         raise InputError("the question is drawn on pictures; give images with it, or leave it out: pixels show theirs.")
-    if both := [name for name in ("prompt", "decoder_prompt_token_ids") if name in fields]:
-        raise InputError(f"{both[0]}, question were given together; an input has one of them.")
-    return {**rest, "prompt": fields["question"]}
+    if both := fields.among(("prompt", "decoder_prompt_token_ids")):
+        raise together([both[0], "question"])
+    fields.prompt, fields.question = fields.question, None
 
 
 def _is_picture(images: Any) -> bool:

@@ -62,7 +62,7 @@ MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
 def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
     left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
-    if processor.request_builder.prompt_tables is None:
+    if processor.request_builder.context.prompt_tables is None:
         left_out |= {spec.name for spec in TASK}
     if processor.tasks is not None and by is TEXT_IN:  # beside ids, what a task stands for is in them
         left_out.discard(TASK_NAME.name)
