@@ -9,7 +9,7 @@ import pytest
 
 import vlm
 from tests import tiny
-from vlm.api import load, pipeline
+from vlm.api import load, loaded_model, pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.backends.torch import TorchBackend
 from vlm.build.builder import build_engine
@@ -126,7 +126,7 @@ def test_what_else_is_wrong_with_a_sound_engine_is_told(engine, monkeypatch):
     def fail(*arguments):
         raise OutOfMemoryError("there is no room.")
 
-    monkeypatch.setattr(pipeline, "load_engine", fail)
+    monkeypatch.setattr(loaded_model, "load_engine", fail)
     with pytest.raises(OutOfMemoryError, match="there is no room"):
         vlm.load(engine, device="cpu")
 
@@ -140,7 +140,7 @@ def test_files_that_are_run_are_hashed_before(engine, monkeypatch):
 
 
 def test_processor_files_are_read_while_weights_are_loaded(engine, monkeypatch):
-    both, load_engine, read = threading.Barrier(2, timeout=60), pipeline.load_engine, ProcessorFiles.read
+    both, load_engine, read = threading.Barrier(2, timeout=60), loaded_model.load_engine, ProcessorFiles.read
 
     def meeting(function):
         def call(*arguments):
@@ -149,6 +149,6 @@ def test_processor_files_are_read_while_weights_are_loaded(engine, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(pipeline, "load_engine", meeting(load_engine))
+    monkeypatch.setattr(loaded_model, "load_engine", meeting(load_engine))
     monkeypatch.setattr(ProcessorFiles, "read", staticmethod(meeting(read)))
     assert vlm.load(engine, device="cpu").generate(input_ids=[5, 6, 1], max_new_tokens=2).token_ids

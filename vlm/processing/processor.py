@@ -82,7 +82,7 @@ class Processor:
             warnings.warn(
                 f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
-                stacklevel=4,
+                stacklevel=5,
             )
         prompts = None
         if (form := family.chat_format) is not None:

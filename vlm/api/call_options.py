@@ -1,0 +1,34 @@
+"""The options of a pipeline's calls: fields of a single input, or settings of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm.errors import InputError, listed
+from vlm.processing.input_fields import INPUT_KEYS
+
+FIELDS = frozenset(INPUT_KEYS) - {"lora"}  # which is an option of inputs that are given in any way
+
+
+def many_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a call with a list of inputs. Raises InputError for fields among them."""
+    fields, settings = _split(options)
+    if fields:
+        raise InputError(f"{listed(fields)} go inside each input when a list of inputs is given.")
+    return settings
+
+
+def single_input(source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the one input of a call, given by position or as options, and its settings. Raises InputError for none
+    and for two."""
+    fields, settings = _split(options)
+    if source is not None and fields:
+        raise InputError(f"an input was given twice: by position and as {listed(fields)}.")
+    if source is None and not fields:
+        raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
+    return (fields if source is None else source), settings
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    fields = {name: value for name, value in options.items() if name in FIELDS and value is not None}
+    return fields, {name: value for name, value in options.items() if name not in FIELDS}
