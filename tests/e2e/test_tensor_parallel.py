@@ -26,6 +26,7 @@ from tests.media_kit import children
 from tests.prompted_kit import saved
 from tests.ranks import on_ranks
 from tests.server_kit import free_port, until
+from vlm.api import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.backends.devices import of_rank
 from vlm.build.store import packaged_models
@@ -157,6 +158,21 @@ def test_a_rank_whose_device_is_not_there_is_not_waited_for(whole, monkeypatch):
     monkeypatch.setattr("vlm.parallel.process_group.TIMEOUT", timedelta(seconds=5))
     with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started; what it said stands above"):
         Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+
+
+@pytest.mark.parametrize("part", ["loaded_model.load_engine", "loaded_model.Processor.from_engine"])
+def test_a_load_that_fails_ends_the_other_ranks(whole, monkeypatch, part):
+    begun, begin = [], rank_processes.begin
+    monkeypatch.setattr(rank_processes, "begin", lambda *arguments: begun.append(begin(*arguments)) or begun[0])
+
+    def fail(*arguments):
+        raise EngineError("there is no processor.")
+
+    monkeypatch.setattr(f"vlm.api.{part}", fail)
+    with pytest.raises(EngineError, match="there is no processor"):
+        Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+    [others] = begun
+    assert [process.poll() is None for process in others.processes] == [False]
 
 
 def test_devices_that_are_not_there(whole, monkeypatch):

@@ -114,7 +114,8 @@ class Job:
         ids = iter(self._loop.add(added))
         for (index, _), requests in zip(inputs, samples, strict=True):
             own = _Samples(index, [*itertools.islice(ids, len(requests))])
-            self._waiting.update(dict.fromkeys(own.ids, own))
+            for request_id in own.ids:
+                self._waiting[request_id] = own
         return added
 
     def _taken(self, updates: list[TokenUpdate]) -> Iterator[Result]:

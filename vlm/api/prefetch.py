@@ -87,7 +87,7 @@ class Prefetch:
                 if not prepared:
                     continue
                 any_taken = True
-                have_time = [use is not None and each.error is None and use(each.value) for _, each in prepared]
+                have_time = [] if use is None else [one.error is None and use(one.value) for _, one in prepared]
                 if self.most == 1 and (end is None or any(have_time)):
                     end = time.monotonic() + SOON
                 yield prepared
