@@ -3,6 +3,10 @@
 The maths is that of Hugging Face's vectorized beam search, group by group: candidates are the best of all beams, those
 that end are hypotheses if they are among the first `width`, the best others run on. A group's result does not depend on
 what else is in the batch. Diversity: Li, Monroe and Jurafsky (arXiv:1611.08562), a rank's cost among siblings.
+
+Which of several equal scores `torch.topk` takes depends on how many it is to take of how many. So a CPU, which may ask
+for sizes, takes groups of one size at a time, each with the numbers that it has alone and in Hugging Face's search. The
+kernels take equal scores in the order of their index, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -12,68 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vlm.ops.beam_candidates import Candidates, candidates, num_candidates
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping, Groups
 from vlm.ops.paged_kv import KVCache
 from vlm.ops.sequence_state import SequenceState
-from vlm.ops.topk_logprobs import topk_logprobs
 from vlm.requests.finish import LENGTH, RUNNING
 
 KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come of long lists of end tokens
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The best continuations of each group, best first. [G, K]"""
-
-    scores: Tensor  # float32, sum of log-probabilities, -inf where there is none
-    ranked: Tensor  # float32, what they are chosen by: the score less the price of being alike
-    parents: Tensor  # int64, the beam each continues
-    tokens: Tensor  # int64
-    logprobs: Tensor  # float32, of the token alone
-
-
-def candidates(
-    logits: Tensor,
-    normalized: bool,
-    state: SequenceState,
-    beams: BeamState,
-    groups: Groups,
-    stops: Tensor | None = None,
-) -> Candidates:
-    """Returns the best max(2, 1 + end tokens) · width candidates of each group by logits [R, V], log-probabilities
-    where they are `normalized`, and one more for each of the tokens `stops` [R, V] bool of its rows."""
-    exist, leaders = groups.beams, groups.slots[:, 0].long()
-    most = min(logits.shape[1], groups.most)  # of a beam
-    count = min(groups.slots.shape[1] * most, groups.most)  # of a group
-    keep = exist.sum(1) * (1 + (state.stop_ids[leaders] >= 0).sum(1)).clamp(min=2)
-    if stops is not None:
-        keep = keep + (stops.sum(1)[groups.rows.long()] * exist).sum(1)
-    best, token, normalizer = topk_logprobs(logits, most)  # of a row: what is added to it is the same for all
-    best = best if normalized else best - normalizer[:, None]
-    slots, rows = groups.slots.long(), groups.rows.long()
-    best, token = _forced(best[rows], token[rows], state, slots, state.lengths[leaders][:, None])
-    total = best + beams.scores[slots][..., None]
-    total = total.masked_fill(~exist[..., None], float("-inf"))
-    rank = torch.arange(most, device=best.device)
-    ranked = total - beams.diversity[leaders][:, None, None] * rank
-    ranked, order = ranked.flatten(1).topk(count, dim=-1)
-    pick = lambda x: x.flatten(1).gather(1, order)  # noqa: E731
-    none = torch.arange(count, device=best.device) >= keep[:, None]
-    scores, ranked = (x.masked_fill(none, float("-inf")) for x in (pick(total), ranked))
-    return Candidates(scores, ranked, order // most, pick(token), pick(best))
-
-
-def _forced(best: Tensor, token: Tensor, state: SequenceState, slots: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaves one candidate to a beam that must take a certain token. best, token [G, W, K]; slots [G, W]"""
-    first = torch.arange(best.shape[2], device=best.device) == 0
-    for must, here in (
-        (state.forced_bos[slots], length == 1),
-        (state.forced_eos[slots], length + 1 == state.max_lengths[slots]),
-    ):
-        here = (here & (must >= 0))[..., None]
-        best = torch.where(here, torch.where(first, 0.0, float("-inf")), best)
-        token = torch.where(here, must[..., None], token)
-    return best, token
 
 
 def step(
@@ -101,6 +50,24 @@ def reference_step(
     beams: BeamState,
     groups: Groups,
     stops: Tensor | None = None,
+) -> Tensor:
+    if logits.is_cuda:  # a graph, whose sizes are those of the widest
+        return _step(logits, normalized, state, beams, groups, stops)
+    logprobs = logits.float() if normalized else logits.float().log_softmax(-1)
+    runs = groups.beams[:, 0] & (state.finish[groups.slots[:, 0].long()] == RUNNING)
+    parents = torch.arange(groups.slots.shape[1]).repeat(len(runs), 1)
+    for chosen, alike in groups.of_one_size(runs, num_candidates(state, groups, stops)):
+        parents[chosen, : alike.slots.shape[1]] = _step(logprobs, True, state, beams, alike, stops)
+    return parents
+
+
+def _step(
+    logits: Tensor,
+    normalized: bool,
+    state: SequenceState,
+    beams: BeamState,
+    groups: Groups,
+    stops: Tensor | None,
 ) -> Tensor:
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,3 +60,11 @@ class Groups:
     def beams(self) -> Tensor:
         """Says which slots are beams, [G, W] bool."""
         return self.slots != self.padding_slot
+
+    def of_one_size(self, among: Tensor, most: Tensor) -> Iterator[tuple[Tensor, Groups]]:
+        """Yields which of the groups `among` [G] bool have the same numbers of beams and of candidates `most` [G], and
+        these without padding. Waits for the device."""
+        sizes = torch.stack((self.beams.sum(1), most), 1)
+        for width, count in sizes[among].unique(dim=0).tolist():
+            chosen = among & (sizes[:, 0] == width) & (sizes[:, 1] == count)
+            yield chosen, Groups(self.slots[chosen, :width], self.rows[chosen, :width], self.padding_slot, count)
