@@ -732,6 +732,30 @@ def beam_search(device: torch.device) -> None:
         _same_search(*states)
     assert all(states[0].slots.finish[: sum(widths)] == 3), "every search ends"
     _one_outcome(device)
+    _larger_sizes(device)
+
+
+def _larger_sizes(device: torch.device) -> None:
+    """Searches among which many scores are equal come to the same in a step for more beams and candidates."""
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
+
+    states = []
+    for width, most in ((3, 6), (4, 16)):
+        state, make = BatchState(5, 8, CacheShape(8, 2, 2, 2), device), torch.Generator().manual_seed(0)
+        s, b = state.slots, state.beams
+        s.finish[:5], s.lengths[:], s.prompt_lengths[:], s.max_lengths[:], s.stop_ids[:, 0] = 0, 1, 1, 5, 1
+        b.can_improve[:], b.scores[:], b.length_penalty[:], b.scores[0], b.scores[3] = True, -1e9, 1.0, 0.0, 0.0
+        slots = [[*own, *[5] * (width - len(own))] for own in ([0, 1, 2], [3, 4])]
+        slots = torch.tensor(slots, dtype=torch.int32, device=device)
+        for _ in range(4):
+            logits = torch.randint(0, 3, (5, 40), generator=make).float().to(device)
+            beam_kernel.step(logits, False, s, b, beam_op.Groups(slots, slots % 5, 5, most))
+        states.append(state)
+    narrow, wide = states
+    assert torch.equal(narrow.slots.tokens[:5], wide.slots.tokens[:5]) and narrow.slots.finish[:5].tolist() == [3] * 5
+    for name in ("ended", "hypotheses", "hypothesis_lengths", "hypothesis_scores"):
+        assert torch.equal(getattr(narrow.beams, name)[:5], getattr(wide.beams, name)[:5]), name
 
 
 def _one_outcome(device: torch.device) -> None:

@@ -12,14 +12,18 @@ from transformers.generation.utils import GenerationMixin
 
 from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.sampling_plan import SamplingPlan
 from vlm.ops import beam_search
 from vlm.ops.beam_candidates import candidates
 from vlm.ops.beam_state import Groups
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 CPU = torch.device("cpu")
 VOCAB, LONGEST, ENDS = 90, 9, 12
 HELD = ("tokens", "logprobs", "lengths", "finish")
-KEPT = ("scores", "hypotheses", "hypothesis_logprobs", "hypothesis_lengths", "hypothesis_scores", "ended", "can_improve")
+KEPT = ("hypotheses", "hypothesis_logprobs", "hypothesis_lengths", "hypothesis_scores", "ended")
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ def outcomes(searches: list[int], *, more: int = 0, normalized: bool = False) ->
         beam_search.reference_step(logits, normalized, state.slots, state.beams, groups)
     assert (state.slots.finish[:-1] != 0).all()
     parts = torch.arange(len(state.slots.finish) - 1).split([s.width for s in each])
-    fields = {name: getattr(state.slots, name) for name in HELD} | {name: getattr(state.beams, name) for name in KEPT}
+    fields = {name: getattr(state.slots, name) for name in HELD}
+    fields |= {name: getattr(state.beams, name) for name in KEPT}
     return [{name: value[part] for name, value in fields.items()} for part in parts]
 
 
@@ -129,3 +134,16 @@ def test_of_equal_scores_those_are_taken_that_hugging_face_takes(search):
     )  # fmt: skip
     assert torch.equal(found.scores, scores)
     assert found.tokens.tolist() == sequences[..., 0].tolist() and found.parents.tolist() == parents[..., 0].tolist()
+
+
+def test_plans_are_few_whatever_widths_and_ends_are_asked_for():
+    """Each is a graph on a GPU; those of what most searches ask for have no more candidates than these."""
+    plans = {}
+    for width in range(2, 129):
+        for ends in range(1, 101):
+            request = Request((0,), params=SamplingParams(num_beams=width))
+            plan = SamplingPlan.from_sequences([Sequence(0, request, 10, 0, [0], num_stop_ids=ends)])
+            plans[width, ends] = plan.beams, plan.most
+    assert len(set(plans.values())) < 200
+    assert all(most >= width * (1 + ends) and beams >= width for (width, ends), (beams, most) in plans.items())
+    assert plans[4, 1] == (4, 8) and plans[5, 3] == (5, 20) and plans[5, 13] == (5, 128) and plans[9, 1] == (16, 18)

@@ -12,6 +12,10 @@ from vlm.ops.logits_processors import NGRAM, PLAIN, Processing
 from vlm.requests.sampling_params import SamplingParams, SharedSettings
 from vlm.requests.sequence import Sequence
 
+# numbers of a search up to which a plan has them as they are; above, powers of two: each plan is a graph, and clients
+# choose the numbers
+EXACT_BEAMS, EXACT_CANDIDATES = 8, 64
+
 
 @dataclass(frozen=True)
 class SamplingPlan:
@@ -19,8 +23,8 @@ class SamplingPlan:
 
     single: str | None  # rows that are no beams: "greedy", "sample", "process" (penalties and prohibitions); None: none
     groups: int = 0  # beam searches, rounded up
-    beams: int = 0  # of the widest
-    most: int = 0  # candidates of the widest
+    beams: int = 0  # of the widest, rounded up
+    most: int = 0  # candidates of the widest, rounded up
     processed: bool = False  # do penalties or prohibitions act on a beam search?
     top: bool = False  # are the likeliest tokens kept?
     processing: Processing = PLAIN
@@ -44,10 +48,14 @@ class SamplingPlan:
         }  # fmt: skip
         if not searches:
             return cls(how, **common)
-        beams = max(s.width for s in searches)
-        most = max(s.width * max(2, 1 + s.num_ends) for s in searches)
+        beams = _rounded(max(s.width for s in searches), EXACT_BEAMS)
+        most = _rounded(max(s.width * max(2, 1 + s.num_ends) for s in searches), EXACT_CANDIDATES)
         processed = any(p.needs_processors or p.rare for p in settings.distinct if p.num_beams > 1)
         return cls(how, power_of_two(len(searches)), beams, most, processed, **common)
+
+
+def _rounded(number: int, exact: int) -> int:
+    return number if number <= exact else power_of_two(number)
 
 
 def _processing(sequences: list[Sequence], settings: SharedSettings) -> Processing:

@@ -49,12 +49,12 @@ class BeamState:
 
 @dataclass(frozen=True)
 class Groups:
-    """`G` groups of at most `W` beams in a batch of `R` rows."""
+    """`G` groups of at most `W` beams in a batch of `R` rows. A group's result depends on neither `W` nor `most`."""
 
     slots: Tensor  # [G, W] int32; the padding slot where a group is narrower, or is none
     rows: Tensor  # [G, W] int32: each beam's row of the logits
     padding_slot: int
-    most: int  # candidates of the widest group
+    most: int  # candidates of the widest group, or more
 
     @property
     def beams(self) -> Tensor:
