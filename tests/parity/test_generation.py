@@ -182,6 +182,34 @@ def test_every_processor_in_one_ragged_batch(subject, beams):
     assert pipe.llm.scheduler.blocks.balanced
 
 
+# --- equal scores: any of several ends is forced, with a score of 0
+TIES = (
+    {"num_beams": 2, "forced_eos_token_id": [31, 17, 44], "max_new_tokens": 3},
+    {"num_beams": 5, "forced_eos_token_id": [5, 6, 7, 8, 9, 10, 11], "max_new_tokens": 4, "length_penalty": -1.0},
+    {"num_beams": 3, "forced_eos_token_id": list(range(20, 40)), "eos_token_id": [2, 20, 21, 22, 23]},
+    {"num_beams": 9, "forced_eos_token_id": [40, 30, 50], "eos_token_id": [2, 3, 4], "max_new_tokens": 5},
+    {"num_beams": 4, "allowed_token_ids": [7, 9, 11], "forced_eos_token_id": [7, 9, 11], "early_stopping": True},
+    {"num_beams": 2, "eos_token_id": list(range(2, 30)), "forced_eos_token_id": [12, 13], "min_new_tokens": 7},
+)
+
+
+def test_equal_scores_in_one_ragged_batch(subject):
+    """Which of them a search takes follows from its own width and ends, as it does in Hugging Face's."""
+    model, engine = subject
+    settings = [{"num_return_sequences": given["num_beams"], "max_new_tokens": 8, **given} for given in TIES]
+    inputs = inputs_of(model)[: len(settings)]
+    pipe = Pipeline(engine, cpu(block_size=8))
+    outputs = decoded(pipe, model, inputs, settings)
+    for ids, given, out in zip(inputs, settings, outputs, strict=True):
+        with torch.no_grad():
+            rows = model.generate(torch.tensor([ids]), do_sample=False, pad_token_id=0, **in_its_words(given)).tolist()
+        start = 1 if model.config.is_encoder_decoder else len(ids)
+        for each, row in zip((out, *out.alternatives), rows, strict=True):
+            assert each.token_ids == row[start : start + len(each.token_ids)], given
+        [alone] = decoded(pipe, model, [ids], [given])
+        assert [o.token_ids for o in (out, *out.alternatives)] == [o.token_ids for o in (alone, *alone.alternatives)]
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 def test_end_tokens_of_any_number(subject, beams):
     """Forty of them end an output, none is cut; a search keeps as many candidates as Hugging Face's."""
