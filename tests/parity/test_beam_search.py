@@ -265,7 +265,8 @@ FEW = {
     "one token": ({"max_new_tokens": 1, "allowed_token_ids": [5]}, 1),
     "a forced end": ({"max_new_tokens": 1, "forced_eos_token_id": 1}, 1),
     "an end alone": ({"max_new_tokens": 4, "allowed_token_ids": [1]}, 1),
-    "no way on": ({"max_new_tokens": 5, "allowed_token_ids": [5, 6], "no_repeat_ngram_size": 1}, 0),
+    "again and again": ({"max_new_tokens": 5, "allowed_token_ids": [5, 6], "no_repeat_ngram_size": 1}, 4),
+    "no way on": ({"max_new_tokens": 5, "suppress_tokens": [*range(100)]}, 0),
 }
 
 
@@ -280,7 +281,7 @@ def test_outcomes_that_are_not_there_are_empty_and_never_an_earlier_requests(mad
     outcomes = (out, *out.alternatives)
     assert [bool(each.token_ids) for each in outcomes] == [True] * count + [False] * (4 - count)
     assert all(each.finish_reason == "stop" and not each.logprobs for each in outcomes[count:])
-    if "allowed_token_ids" not in settings:
+    if "allowed_token_ids" not in settings and count:
         assert out.token_ids == hf_beams(model, texts[1], num_beams=4, **settings)[0][0]
     again = pipe.generate({"encoder_input_ids": texts[0]}, num_beams=4, max_new_tokens=NEW)
     assert (again.token_ids, again.score) == (earlier.token_ids, earlier.score)

@@ -210,6 +210,30 @@ def test_equal_scores_in_one_ragged_batch(subject):
         assert [o.token_ids for o in (out, *out.alternatives)] == [o.token_ids for o in (alone, *alone.alternatives)]
 
 
+STUCK = {
+    "greedy": {"allowed_token_ids": [7, 9, 11], "no_repeat_ngram_size": 1},
+    "pairs": {"allowed_token_ids": [7, 9], "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+    "one token": {"allowed_token_ids": [7], "bad_words_ids": [[7]], "num_beams": 3},
+    "some beams": {
+        "allowed_token_ids": [7, 9, 11, 30],
+        "bad_words_ids": [[9, 7], [9, 11], [9, 30], [9, 9]],
+        "num_beams": 3,
+    },
+    "ends too early": {"allowed_token_ids": [2], "min_new_tokens": 4, "num_beams": 2},
+    "nothing": {"num_beams": 4},
+}
+
+
+def test_allowed_tokens_of_which_none_is_left_come_again(subject):
+    """No others do: those of a row, or of a search none of whose beams has any left, in one batch with others."""
+    model, engine = subject
+    inputs = inputs_of(model)[: len(STUCK)]
+    found = decoded(Pipeline(engine, cpu(block_size=8)), model, inputs, STUCK.values())
+    for name, ids, out in zip(STUCK, inputs, found, strict=True):
+        assert out.token_ids == hf(model, ids, **STUCK[name]), name
+        assert set(out.token_ids) <= set(STUCK[name].get("allowed_token_ids", out.token_ids))
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 def test_end_tokens_of_any_number(subject, beams):
     """Forty of them end an output, none is cut; a search keeps as many candidates as Hugging Face's."""

@@ -81,10 +81,10 @@ class Sampler:
         if how != "greedy":
             state.sampling.after(rows.all.long(), state.slots)
 
-    def _processed(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor:
+    def _processed(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan, groups: Groups | None = None) -> Tensor:
         state = self.state
         return logits_processors.apply(
-            logits, state.slots, state.penalties, rows.all, state.rules.rules, plan.processing
+            logits, state.slots, state.penalties, rows.all, state.rules.rules, plan.processing, groups
         )
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
@@ -101,7 +101,7 @@ class Sampler:
         state = self.state
         if plan.processed:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
-            logits = self._processed(logits.float().log_softmax(-1), rows, plan)
+            logits = self._processed(logits.float().log_softmax(-1), rows, plan, groups)
         ends = self._ends(logits, rows) if END in plan.processing.rules else None
         return beam_search.step(logits, plan.processed, state.slots, state.beams, groups, ends)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vlm.ops.beam_state import Groups
 from vlm.ops.sequence_state import SequenceState
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
 
@@ -64,9 +65,10 @@ def apply(
     slots: Tensor,
     rules: TokenRules | None = None,
     processing: Processing = PLAIN,
+    groups: Groups | None = None,
 ) -> Tensor:
-    """Processes logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf. Nothing waits
-    for the host."""
+    """Processes logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf; `groups`: rows
+    that are beams of one search, where they are. Nothing waits for the host."""
     s, logits = slots.long(), logits.float()
     # rows of a prompt table have no logits: they count in the column of what is not forbidden
     history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
@@ -84,7 +86,7 @@ def apply(
         forbidden.scatter_(1, torch.where(holds, ids, nothing), True)
     logits = logits.masked_fill(forbidden[:, :-1], float("-inf"))
     if token_rules is not None:
-        logits = _ruled(logits, token_rules, processing.rules)
+        logits = _ruled(logits, token_rules, processing.rules, groups)
     if processing.rare:
         logits = _cleaned(logits, penalties.clean[s][:, None])
         logits = _ending(logits, ends, length, penalties.decay_starts[s][:, None], penalties.decay_factors[s][:, None])
@@ -107,19 +109,30 @@ def _favoured(logits: Tensor, repetition: Tensor, token_rules: RowRules, kinds: 
     return logits
 
 
-def _ruled(logits: Tensor, token_rules: RowRules, kinds: tuple[int, ...]) -> Tensor:
+def _ruled(logits: Tensor, token_rules: RowRules, kinds: tuple[int, ...], groups: Groups | None) -> Tensor:
     """Forbids bad words, all but what is allowed, and where one of several ends must come, all but these, whose scores
     become alike."""
     if BAN in kinds:
         logits = logits.masked_fill(token_rules.marked(BAN), float("-inf"))
     if ALLOW in kinds:
-        allow = token_rules.marked(ALLOW)
-        logits = logits.masked_fill(allow.any(1, keepdim=True) & ~allow, float("-inf"))
+        logits = _allowed(logits, token_rules.marked(ALLOW), groups)
     if FORCE in kinds:
         force = token_rules.marked(FORCE)
         scores = torch.where(force, 0.0, float("-inf"))
         logits = torch.where(force.any(1, keepdim=True), scores, logits)
     return logits
+
+
+def _allowed(logits: Tensor, allow: Tensor, groups: Groups | None) -> Tensor:
+    """Forbids all but the tokens `allow` [R, V] bool of rows that have some; where nothing else is left of a row, or of
+    all beams of a search, these may come again, with scores that are alike."""
+    logits = logits.masked_fill(allow.any(1, keepdim=True) & ~allow, float("-inf"))
+    stuck = logits.amax(1) == float("-inf")
+    if groups is not None:
+        rows = torch.where(groups.beams, groups.rows, len(logits)).long()  # those of no beam have a place of their own
+        every = torch.nn.functional.pad(stuck, (0, 1), value=True)[rows].all(1, keepdim=True)
+        stuck = stuck.new_zeros(len(logits) + 1).scatter(0, rows.flatten(), every.expand_as(rows).flatten())[:-1]
+    return torch.where(stuck[:, None] & allow, 0.0, logits)
 
 
 def _cleaned(logits: Tensor, clean: Tensor) -> Tensor:
