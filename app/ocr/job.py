@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from vlm.errors import DocumentError, VlmError
-from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.document_progress import DocumentProgress
+from vlm_app.ocr.document_writer import DocumentWriter
 from vlm_app.ocr.documents.naming import Document
-from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Waiting, Work
-from vlm_app.ocr.ledger.ledger import FAILED, LOOPED, Ledger, Page
+from vlm_app.ocr.events import LOOP, TIMEOUT, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Waiting, Work
+from vlm_app.ocr.ledger.ledger import LOOPED, Ledger
 from vlm_app.ocr.monitor import Monitor
-from vlm_app.ocr.outputs import OCCUPIED, Outputs
+from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.plan import Plan
-from vlm_app.ocr.postponed import Postponed
-from vlm_app.ocr.report import Failure, Summary
-from vlm_app.ocr.writers import About, Draft
+from vlm_app.ocr.report import Summary
 
 
 class Job:
@@ -35,11 +33,9 @@ class Job:
         self.reader, self.config, self.ledger = reader, config, ledger
         self.summary = Summary(engines=reader.engines, total=len(documents))
         self._monitor = Monitor(self.summary, reader, on_progress)
-        self._outputs = outputs
+        self._outputs, self._writer = outputs, DocumentWriter(config, outputs, self.summary)
         self._plan = Plan(ledger, documents, outputs, pages=config.pages, recompute=config.recompute)
-        self._postponed = Postponed(self._plan, ledger)
-        self._missing_pages: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
-        self._open_documents: set[int] = set()  # documents that were opened and are not done
+        self._due: dict[int, DocumentProgress] = {}  # by number in the ledger; a document that is done leaves it
         self._num_tried = 0  # pages of which this run had a first answer
 
     def run(self) -> Summary:
@@ -48,8 +44,8 @@ class Job:
         self._monitor.start()
         try:
             self._prepare()
-            self._read(self._works(), 0, is_quick=True)
-            self._read(self._postponed.works(), 0)
+            self._read(self._first_works(), 0, is_quick=True)
+            self._read(self._postponed_works(), 0)
             for attempt in range(1, self.config.retries + 1):
                 self._read(self._looped_works(attempt), attempt)
             self._end()
@@ -58,7 +54,7 @@ class Job:
         except VlmError as error:
             self.summary.stopped = error
         finally:
-            self._keep_partial()
+            self._writer.write_partial(document for _, document in sorted(self._due.items()) if document.is_begun)
             self._monitor.end()
         return self.summary
 
@@ -67,7 +63,8 @@ class Job:
         self._plan.make()
         self.summary.skipped = self._plan.num_skipped
         for source, error in self._plan.refusals:
-            self._fail(source, error.kind, str(error))
+            self.summary.fail(source, error.kind, str(error))
+        self._due = {number: DocumentProgress(number, each, self.ledger) for number, each in self._plan.due.items()}
 
     def _read(self, works: Iterator[Work], attempt: int, is_quick: bool = False) -> None:
         """Reads works, if there are any; what takes long in a quick round is postponed."""
@@ -75,7 +72,7 @@ class Job:
             return
         limit = None if attempt or self.config.limit is None else self.config.limit - self._num_tried
         for event in self.reader.read(itertools.chain([first], works), self.config.sampling(attempt), limit):
-            if is_quick and self._postponed.takes(event):
+            if is_quick and self._postpones(event):
                 continue
             self._num_tried += not attempt and isinstance(event, PageRead | PageFailed)
             self.summary.retries += attempt > 0 and isinstance(event, PageRead | PageFailed)
@@ -85,152 +82,87 @@ class Job:
 
     def _end(self) -> None:
         """Tells why documents are still due: the limit has been reached, or a reader lost pages of them."""
-        self.summary.is_limited = bool(self._plan.due) and self._num_tried == self.config.limit
-        for target in () if self.summary.is_limited else self._plan.due.values():
-            self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
+        self.summary.is_limited = bool(self._due) and self._num_tried == self.config.limit
+        for document in () if self.summary.is_limited else self._due.values():
+            reason = "some pages were lost; run the same command again."
+            self.summary.fail(document.target.source, "unfinished", reason)
 
-    def _works(self) -> Iterator[Work]:
-        """Yields documents of which pages are due, as the reader gets to them."""
-        for document in list(self._plan.due):
-            done_pages = self._plan.done_pages(document)
-            self.summary.ledger_pages += len(done_pages)
-            if self._plan.is_read(document, done_pages):
-                self._settle(document)
+    # --- rounds: works are made as the reader gets to them ---
+    def _first_works(self) -> Iterator[Work]:
+        for document in list(self._due.values()):
+            self.summary.ledger_pages += len(document.done_pages)
+            if work := document.first_work():
+                yield work
             else:
-                target = self._plan.due[document]
-                yield Work(document, target.source, target.pages, done_pages, is_quick=True)
+                self._settle(document)
 
-    def _looped_works(self, attempt: int) -> Iterator[Work]:
-        for document in list(self._plan.due):
-            if pages := self._looped(document, attempt):
-                self._missing_pages[document] = set(pages)
-                yield Work(document, self._plan.due[document].source, ",".join(str(page + 1) for page in pages))
+    def _postponed_works(self) -> Iterator[Work]:
+        """Yields what took long at first: it has all the time that there is, and holds up no others. Pages that are
+        known come first: a limit has room for these."""
+        late = [document for document in self._due.values() if document.is_postponed]
+        for document in sorted(late, key=lambda document: not document.is_begun):
+            yield document.postponed_work()
 
-    def _looped(self, document: int, attempts: int) -> list[int]:
-        """Returns pages that have looped so many times; none of a document that has pages which were never tried."""
-        pages, states = self.ledger.record(document).pages or (), self.ledger.attempts(document)
-        if not states.keys() >= set(pages):
-            return []
-        return sorted(page for page in pages if states[page] == (LOOPED, attempts))
+    def _looped_works(self, attempts: int) -> Iterator[Work]:
+        for document in list(self._due.values()):
+            if work := document.looped_work(attempts):
+                yield work
 
     # --- events ---
-    def _take(self, event: Event, attempt: int) -> None:
-        if isinstance(event, Waiting) or event.document not in self._plan.due:  # given up meanwhile
-            return
-        if isinstance(event, Opened):
-            self._opened(event, attempt)
-        elif isinstance(event, Unreadable):
-            self._unreadable(event, attempt)
-        else:
-            self._page(event, attempt)
+    def _postpones(self, event: Event) -> bool:
+        """Leaves a page, or a document, that took too long to a later round; says whether it was one."""
+        if not isinstance(event, Unreadable | PageFailed) or event.kind != TIMEOUT or event.document not in self._due:
+            return False
+        self._due[event.document].postpone(event)
+        return True
 
-    def _opened(self, event: Opened, attempt: int) -> None:
-        if attempt:
+    def _take(self, event: Event, attempt: int) -> None:
+        if isinstance(event, Waiting) or event.document not in self._due:  # given up meanwhile
+            return
+        document = self._due[event.document]
+        if isinstance(event, Opened):
+            self._opened(document, event, attempt)
+        elif isinstance(event, Unreadable):
+            self._unreadable(document, event, attempt)
+        else:
+            self._page(document, event, attempt)
+
+    def _opened(self, document: DocumentProgress, event: Opened, attempt: int) -> None:
+        if attempt:  # its pages are known
             return
         try:
-            self._plan.check_goes_on(event)
+            document.open(event)
         except DocumentError as error:
-            self._fail(self._plan.due.pop(event.document).source, error.kind, str(error))
+            self._give_up(document, error.kind, str(error))
             return
-        self.ledger.opened(event, self._plan.due[event.document].pages)
-        self._open_documents.add(event.document)
-        missing = self._missing_pages[event.document] = set(event.pages) - self.ledger.attempts(event.document).keys()
-        if not missing:
-            self._settle(event.document)
+        if document.has_all:
+            self._settle(document)
 
-    def _unreadable(self, event: Unreadable, attempt: int) -> None:
+    def _unreadable(self, document: DocumentProgress, event: Unreadable, attempt: int) -> None:
         if attempt:  # it was readable before: what was read stands
-            self.ledger.exhaust(event.document, self.config.retries + 1)
-            self._settle(event.document)
+            document.end_attempts(self.config.retries + 1)
+            self._settle(document)
             return
         self.ledger.unreadable(event)
-        self._fail(self._plan.due.pop(event.document).source, event.kind, event.reason)
+        self._give_up(document, event.kind, event.reason)
 
-    def _page(self, event: PageRead | PageFailed, attempt: int) -> None:
+    def _page(self, document: DocumentProgress, event: PageRead | PageFailed, attempt: int) -> None:
+        document.take(event)
         if isinstance(event, PageRead):
-            self.ledger.page_read(event)
             self.summary.tokens += event.tokens
             self.summary.pages += not attempt
-        else:
-            self.ledger.page_failed(event)
         if not attempt and (isinstance(event, PageFailed) or event.finish_reason == LOOP):
             self.summary.bad_pages += 1
-        missing = self._missing_pages[event.document]
-        missing.discard(event.page)
-        if not missing:
-            self._settle(event.document)
+        if document.has_all:
+            self._settle(document)
 
-    # --- documents ---
-    def _settle(self, document: int) -> None:
+    def _settle(self, document: DocumentProgress) -> None:
         """Writes a document whose pages all have an answer, unless some are to be tried again."""
-        self._missing_pages.pop(document, None)
-        draft = self._draft(document)
-        self._open_documents.add(document)
+        draft = document.draft()
         if not any(page.state == LOOPED and page.attempts <= self.config.retries for page in draft.pages_in_order):
-            self._close(document, draft)
+            self._writer.write(document, draft)
+            del self._due[document.number]
 
-    def _close(self, document: int, draft: Draft) -> None:
-        self._count(draft)
-        try:
-            self._plan.check_unchanged(document)
-            self._check_error_rate(draft)
-            if draft.has_text:
-                self._write(document, draft)
-        except DocumentError as error:
-            self._fail(draft.source, error.kind, str(error))
-        else:
-            self.summary.documents += draft.has_text
-            self.summary.failed += not draft.has_text  # its pages tell why
-        del self._plan.due[document]
-        self._open_documents.discard(document)
-
-    def _check_error_rate(self, draft: Draft) -> None:
-        rate, limit = draft.error_rate, self.config.max_page_error_rate
-        if draft.has_text and rate > limit:
-            reason = f"{rate:.1%} of its pages are bad, allowed are {limit:.1%} (--max-page-error-rate)."
-            raise DocumentError(reason, "error rate")
-
-    def _write(self, document: int, draft: Draft) -> None:
-        text, target = writers.WRITERS[self.config.format](draft), self._plan.due[document]
-        self._outputs.write(document, target.name, text, target.selection)
-
-    def _draft(self, document: int) -> Draft:
-        record, source = self.ledger.record(document), self._plan.due[document].source
-        date, model = self.ledger.get("added") or "", self.ledger.get("model") or ""
-        about = About(record.digest or "", record.num_pages or 0, record.created, date=date, model=model)
-        return Draft(source, record.pages or (), self.ledger.pages(document), about)
-
-    def _count(self, draft: Draft) -> None:
-        for page in draft.pages_in_order:
-            if page.state != FAILED:
-                self.summary.finish_reasons[str(page.finish_reason)] += 1
-            if page.state != "done":
-                self.summary.failures.append(_failure(draft, page))
-
-    def _fail(self, source: Path, kind: str, reason: str) -> None:
-        self.summary.failures.append(Failure(source, None, reason, kind))
-        if kind == OCCUPIED:
-            self.summary.refused += 1
-        else:
-            self.summary.failed += 1
-
-    def _keep_partial(self) -> None:
-        """Writes the finished pages of unfinished documents; after a job that ran to its end there are none."""
-        for document in sorted(self._open_documents):
-            try:
-                self._write_partial(document)
-            except VlmError as error:  # the pages stand in the ledger
-                self.summary.stopped = self.summary.stopped or error
-                break
-        self._open_documents.clear()
-
-    def _write_partial(self, document: int) -> None:
-        draft = self._draft(document)
-        if draft.has_text:
-            text, name = writers.WRITERS[self.config.format](draft), self._plan.due[document].name
-            self.summary.partial.append(self._outputs.write_partial(document, name, text))
-
-
-def _failure(draft: Draft, page: Page) -> Failure:
-    reason = writers.loop_notice(page) + "." if page.state == LOOPED else str(page.error)
-    return Failure(draft.source, page.page + 1, reason, LOOP if page.state == LOOPED else str(page.error_kind))
+    def _give_up(self, document: DocumentProgress, kind: str, reason: str) -> None:
+        del self._due[document.number]
+        self.summary.fail(document.target.source, kind, reason)

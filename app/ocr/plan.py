@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm.errors import DocumentError, InputError, VlmError
-from vlm_app.core.storage import FileState, digest, file_state, is_remote, key, regular_file_state
+from vlm.errors import DocumentError, VlmError
+from vlm_app.core.storage import FileState, digest, key, regular_file_state
 from vlm_app.ocr.documents.naming import PARTIAL, Document
-from vlm_app.ocr.events import Opened
 from vlm_app.ocr.ledger.database import LedgerError
 from vlm_app.ocr.ledger.ledger import FAILED, Ledger, Record
 from vlm_app.ocr.outputs import OCCUPIED, Outputs
@@ -28,7 +27,7 @@ class Target:
 
 
 class Plan:
-    """Made before anything is read; `due` then shrinks as documents are done."""
+    """Made before anything is read."""
 
     def __init__(self, ledger: Ledger, documents: list[Document], outputs: Outputs, pages: str | None, recompute: bool):
         self._ledger, self._documents, self._outputs, self._recompute = ledger, documents, outputs, recompute
@@ -47,37 +46,6 @@ class Plan:
                     raise
                 except VlmError as error:
                     self.refusals.append((document.source, error))
-
-    def done_pages(self, document: int) -> frozenset[int]:
-        """Pages (from 0) of a due document that the ledger has."""
-        return frozenset(self._ledger.attempts(document))
-
-    def is_read(self, document: int, done_pages: frozenset[int]) -> bool:
-        """Says whether these pages are all that are asked for, so that the document need not be opened."""
-        record, pages = self._ledger.record(document), self.due[document].pages
-        return record.pages is not None and record.selection == pages and done_pages.issuperset(record.pages)
-
-    def check_unchanged(self, document: int) -> None:
-        """Raises DocumentError for a file that was written while it was read: its pages may be of two contents."""
-        record, source = self._ledger.record(document), self.due[document].source
-        if is_remote(source):  # it was read from a copy
-            return
-        try:
-            state = file_state(source)
-            is_same = state.stamp == record.stamp or digest(source) == record.digest
-        except InputError:  # gone, and read before
-            return
-        if not is_same:
-            self._ledger.forget(document)
-            raise DocumentError(f"{source} has changed while it was read; run the same command again.", "changed")
-
-    def check_goes_on(self, event: Opened) -> None:
-        """Raises DocumentError where known pages are of another content than the one that was opened."""
-        record = self._ledger.record(event.document)
-        if record.digest not in (None, event.digest) and self._ledger.attempts(event.document):
-            self._ledger.forget(event.document)
-            source = self.due[event.document].source
-            raise DocumentError(f"{source} has changed since it was found; run the same command again.", "changed")
 
     def _add(self, document: Document) -> None:
         state, source = regular_file_state(document.source), key(document.source)

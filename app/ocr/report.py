@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vlm.errors import VlmError, counted, listed
 from vlm_app.ocr.bottleneck import bottleneck
+from vlm_app.ocr.outputs import OCCUPIED
 from vlm_app.ocr.time_series import TimeSeries
 
 
@@ -45,6 +46,14 @@ class Summary:
     is_limited: bool = False  # it read as many pages as it was to, and documents are left
     stopped: VlmError | None = None  # what ended the job
     series: TimeSeries = field(default_factory=TimeSeries)
+
+    def fail(self, document: Path, kind: str, reason: str) -> None:
+        """Counts a document that the job is through with, without an output."""
+        self.failures.append(Failure(document, None, reason, kind))
+        if kind == OCCUPIED:
+            self.refused += 1
+        else:
+            self.failed += 1
 
     @property
     def done(self) -> int:
