@@ -39,18 +39,23 @@ class DocumentWriter:
             self._summary.failed += not draft.has_text  # its pages tell why
 
     def write_partial(self, documents: Iterable[DocumentProgress]) -> None:
-        """Writes the finished pages of documents that are not done. None raises: the pages stand in the ledger."""
+        """Writes the finished pages of documents that are not done. Raises nothing: the pages stand in the ledger."""
         for document in documents:
             try:
                 self._write_partial(document)
+            except DocumentError as error:  # it stays unfinished
+                self._summary.failures.append(Failure(document.target.source, None, str(error), error.kind))
             except VlmError as error:
                 self._summary.stopped = self._summary.stopped or error
                 break
 
     def _write_partial(self, document: DocumentProgress) -> None:
-        draft, name = document.draft(), document.target.name
-        if draft.has_text:
-            self._summary.partial.append(self._outputs.write_partial(document.number, name, self._text_of(draft)))
+        draft, target = document.draft(), document.target
+        # Ctrl-C may come when a document has just been written
+        is_whole = self._outputs.is_current(document.number, target.name, target.selection)
+        if draft.has_text and not is_whole:
+            path = self._outputs.write_partial(document.number, target.name, self._text_of(draft))
+            self._summary.partial.append(path)
 
     def _check_error_rate(self, draft: Draft) -> None:
         rate, limit = draft.error_rate, self._max_error_rate
