@@ -92,10 +92,12 @@ class Plan:
 
     def _bring_up(self, record: Record, source: Path, state: FileState) -> None:
         """Forgets what was read of another content, or is to be read again."""
-        is_changed = record.stamp != state.stamp
-        if is_changed:
+        is_written = record.stamp != state.stamp
+        # it may not be readable now: then the ledger keeps the stamp of what was read
+        is_other = is_written and not self._recompute and record.digest != digest(source)
+        if is_written:
             self._ledger.restamp(record.id, state)
-        if self._recompute or (is_changed and record.digest != digest(source)) or self._all_failed(record):
+        if self._recompute or is_other or self._all_failed(record):
             self._ledger.forget(record.id)
 
     def _all_failed(self, record: Record) -> bool:

@@ -75,6 +75,20 @@ def test_a_changed_file_is_read_again_and_a_touched_one_not(tmp_path):
     assert counting.asked == [7, 9] and (out / "a.md").read_text() == "shade 9\n"
 
 
+def test_a_changed_file_that_cannot_be_read_yet_is_read_when_it_can(tmp_path, monkeypatch):
+    path, out = image(tmp_path / "a.png", 7), tmp_path / "out"
+    run([path], out)
+    image(path, 9)
+
+    def refused(path):
+        raise InputError(f"{path} cannot be reached: Permission denied.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vlm_app.ocr.plan.digest", refused)
+        assert run([path], out).failed == 1
+    assert run([path], out).documents == 1 and (out / "a.md").read_text() == "shade 9\n"
+
+
 def test_another_format_and_a_lost_output_cost_no_reading(tmp_path):
     path, out, counting = pages(tmp_path / "b.tif", 2), tmp_path / "out", Counting()
     run([path], out, counting)
@@ -201,6 +215,24 @@ def test_all_or_nothing(tmp_path):
         ledger.save_as(tmp_path / "copy.sqlite")
     rows = sqlite3.connect(tmp_path / "copy.sqlite").execute("SELECT path FROM documents").fetchall()
     assert rows == [("b",)]
+
+
+def test_ctrl_c_where_a_transaction_begins_leaves_none_open(tmp_path):
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        execute = ledger._database.execute
+
+        def begin_and_stop(statement, values=()):
+            execute(statement, values)
+            if statement.startswith("BEGIN"):
+                ledger._database.execute = execute
+                raise KeyboardInterrupt
+
+        ledger._database.execute = begin_and_stop
+        with pytest.raises(KeyboardInterrupt):
+            ledger.put({"a": 1})
+        ledger.put({"b": 2})
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        assert (ledger.get("a"), ledger.get("b")) == (None, 2)
 
 
 def _seen():

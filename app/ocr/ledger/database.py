@@ -66,8 +66,8 @@ class Database:
         if self._connection.in_transaction:
             yield
             return
-        self.execute("BEGIN IMMEDIATE")
-        try:
+        try:  # Ctrl-C may come when it has just begun
+            self.execute("BEGIN IMMEDIATE")
             yield
             self.execute("COMMIT")
         except BaseException:
