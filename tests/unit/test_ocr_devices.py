@@ -14,9 +14,11 @@ import pytest
 
 from vlm_app.ocr.events import TIMEOUT, Opened, PageFailed, PageRead, Unreadable, Work
 from vlm_app.ocr.readers import devices
+from vlm_app.ocr.readers.device import Device
 from vlm_app.ocr.readers.device_process import READY, ROUND_DONE
 
 PAGES = 6  # of the document: two chunks
+WORKS = (Work(7, Path("s3://a")),)
 
 
 def served(pipe: Connection, answer: Callable[[Work], list[object]]) -> None:
@@ -29,28 +31,40 @@ def served(pipe: Connection, answer: Callable[[Work], list[object]]) -> None:
     pipe.send(ROUND_DONE)
 
 
+def opened_document() -> Future:
+    future: Future = Future()
+    future.set_result(
+        SimpleNamespace(
+            num_pages=PAGES, digest="d", local=Path("copy"), named=lambda text: text.replace("copy", "s3://a")
+        )
+    )
+    return future
+
+
 @pytest.fixture
 def events(monkeypatch):
-    """Returns what a reader of one device says of a document, whose chunks the device answers so."""
-    document = SimpleNamespace(
-        num_pages=PAGES, digest="d", local=Path("copy"), named=lambda text: text.replace("copy", "s3://a")
-    )
-    opened: Future = Future()
-    opened.set_result(document)
-    opener = SimpleNamespace(ahead=0, open=lambda path, is_quick: opened, close=lambda: None)
+    """Returns what a reader of one device, which may hold so many pages, says of works, whose chunks the device answers
+    so."""
+    opener = SimpleNamespace(ahead=0, open=lambda path, is_quick: opened_document(), close=lambda: None)
     process = SimpleNamespace(join=lambda seconds: None, is_alive=lambda: False)
 
-    def read(answer: Callable[[Work], list[object]]) -> list[object]:
+    def read(
+        answer: Callable[[Work], list[object]],
+        room: int = 64,
+        works: tuple[Work, ...] = WORKS,
+        limit: int | None = None,
+    ) -> list[object]:
         ours, theirs = Pipe()
         threading.Thread(target=served, args=(theirs, answer), daemon=True).start()
         monkeypatch.setattr(devices, "RenderPool", lambda workers: opener)
-        monkeypatch.setattr(devices._Device, "started", lambda *_: devices._Device("cuda:0", process, ours, 64))
+        monkeypatch.setattr(Device, "started", lambda *_: Device("cuda:0", process, ours, room))
         reader = devices.DeviceReader(SimpleNamespace(), ("cuda:0",))
-        found = list(reader.read([Work(7, Path("s3://a"))], {}))
+        found = list(reader.read(works, {}, limit))
         assert not reader._devices[0].pages
         reader.close()
         return found
 
+    read.opener = opener
     return read
 
 
@@ -76,3 +90,31 @@ def test_a_chunk_that_took_too_long_costs_no_other(events):
 
 def test_pages_that_a_round_has_lost_take_no_room_in_the_next(events):
     assert [event.page for event in events(lambda work: read_pages(work)[1:])[1:]] == [1, 2, 3, 5]
+
+
+def test_a_document_that_has_fewer_pages_by_now_holds_up_no_other(events):
+    def answer(work: Work) -> list[object]:
+        """Opens the document as the device finds it: of the first chunk a page is left, of the second none."""
+        if (work.pages or "").startswith("1,"):
+            return [Opened(work.document, 1, (0,), "other"), *read_pages(work)[:1]]
+        return [Unreadable(work.document, "damaged", "no such pages.", work.pages)]
+
+    found = events(answer, room=3)[1:]
+    assert sorted(event.page for event in found) == list(range(PAGES))
+    assert [event.page for event in found if isinstance(event, PageRead)] == [0]
+    assert {event.kind for event in found if isinstance(event, PageFailed)} == {"changed", "damaged"}
+
+
+def test_a_page_that_is_answered_twice_is_told_of_once(events):
+    found = events(lambda work: read_pages(work) * 2)[1:]
+    assert [event.page for event in found] == list(range(PAGES))
+
+
+def test_a_limit_is_of_the_first_works_however_long_they_take_to_open(events):
+    late: Future = Future()
+    events.opener.ahead = 1
+    events.opener.open = lambda path, is_quick: late if path.name == "a" else opened_document()
+    threading.Timer(0.2, lambda: late.set_result(opened_document().result())).start()
+    works = (Work(1, Path("a")), Work(2, Path("b")))
+    found = events(read_pages, works=works, limit=PAGES)
+    assert {event.document for event in found} == {1}

@@ -125,12 +125,12 @@ def test_a_device_that_ends_is_one_sentence():
     from multiprocessing import get_context
 
     from vlm.errors import EngineError
-    from vlm_app.ocr.readers.devices import _Device
+    from vlm_app.ocr.readers.device import Device
 
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=print)
     process.start()
-    device = _Device("cuda:1", process, ours, 4)
+    device = Device("cuda:1", process, ours, 4)
     theirs.close()
     with pytest.raises(EngineError, match=r"device cuda:1 has ended \(exit code 0\); run the same command again"):
         device.receive()
