@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from dataclasses import astuple
 
@@ -15,6 +16,7 @@ from vlm.config import RuntimeConfig
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import name_all
 from vlm_app.ocr.documents.sources import find_documents
+from vlm_app.ocr.events import Work
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.outputs import Outputs
@@ -57,3 +59,25 @@ def test_retries_do_not_depend_on_the_batch_and_repeat_exactly(tmp_path, scans):
     # only these were read again, and some did better
     assert [i for i, row in enumerate(together) if row[-1] > 1] == looped
     assert any(together[i][1] == "done" for i in looped)
+
+
+def test_a_reader_that_is_closed_does_not_wait_for_its_pages(tmp_path, scans):
+    engine = engines.engine_dir(tiny.nougat(seed=1, positions=200), tmp_path, max_batch_size=4)
+    reader = PipelineReader(Pipeline(engine, RuntimeConfig(device="cpu")))
+    steps, has_begun, may_go_on = [], threading.Event(), threading.Event()
+    step = reader.pipeline.loop.step_for
+
+    def slow_step(ids):
+        steps.append(len(steps))
+        has_begun.set()
+        may_go_on.wait()
+        return step(ids)
+
+    reader.pipeline.loop.step_for = slow_step
+    works = [Work(number, path) for number, path in enumerate(sorted(scans.iterdir()))]
+    events = reader.read(works, {"max_new_tokens": 150})
+    next(events)
+    has_begun.wait()
+    threading.Timer(0.2, may_go_on.set).start()
+    reader.close()
+    assert len(steps) == 1 and not reader.pipeline.loop.has_work

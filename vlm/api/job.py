@@ -52,6 +52,7 @@ class Job:
         self._images_ahead, self._texts_ahead = images_ahead, texts_ahead
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
         self._ended: list[tuple[int, list[Completion]]] = []  # in the last step
+        self._is_stopped = False
         # to decode and post-process a page takes milliseconds, which the engine's thread has not
         self._outputs = PooledMap[list[Completion], Output](
             pool, outputs.merged, inputs.most, partial(outputs.clock, "post-process")
@@ -59,7 +60,7 @@ class Job:
 
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""
-        while self._waiting or self._outputs.num_under_way or self._inputs.more:
+        while not self._is_stopped and (self._waiting or self._outputs.num_under_way or self._inputs.more):
             yield from self._added()
             if self._waiting:
                 yield from self._taken(self._loop.step_for(self._waiting))
@@ -68,6 +69,10 @@ class Job:
             if self._waiting:
                 self._outputs.work_beside()
             yield from self._read()
+
+    def stop(self) -> None:
+        """Ends `results` with the step under way; any thread may call it."""
+        self._is_stopped = True
 
     def close(self) -> None:
         """Drops what has not ended."""

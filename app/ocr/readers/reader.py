@@ -92,6 +92,7 @@ class PipelineReader:
         self.renderer.close()  # what the engine's thread may wait for
         if self._thread is not None:
             self._thread.stop()
+            self.pipeline.stop()  # on a CPU a page may take longer than anybody waits for it
             self._thread.join(CLOSE_SECONDS)
         self.pipeline.close()
 
