@@ -135,3 +135,4 @@ def test_a_device_that_ends_is_one_sentence():
     with pytest.raises(EngineError, match=r"device cuda:1 has ended \(exit code 0\); run the same command again"):
         device.receive()
     device.stop()
+    device.join()

@@ -111,7 +111,11 @@ class Device:
         return message
 
     def stop(self) -> None:
-        self.pipe.close()  # it ends with its pipe
+        """Has its process end, which it does with its pipe."""
+        self.pipe.close()
+
+    def join(self) -> None:
+        """Waits for the end of its process."""
         self.process.join(10)
         if self.process.is_alive():
             self.process.kill()

@@ -73,6 +73,8 @@ class DeviceReader:
         self._opener.close()
         for device in self._devices:
             device.stop()
+        for device in self._devices:
+            device.join()
 
     def _chunks(self, works: Iterable[Work], limit: int | None) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
         """Yields documents as chunks of their pages, each after the news that it is open."""
