@@ -67,12 +67,15 @@ class DocumentProgress:
             self._postponed.add(event.page)
 
     def open(self, event: Opened) -> None:
-        """Takes over which pages it has. Raises DocumentError where known pages are of another content."""
-        record, done_pages = self._ledger.record(self.number), self.done_pages
-        if record.digest not in (None, event.digest) and done_pages:
-            raise self._changed("since it was found")
+        """Takes over which pages it has. Raises as `check_content` does."""
+        self.check_content(event)
         self._ledger.opened(event, self.target.pages)
-        self.is_begun, self._missing = True, set(event.pages) - done_pages
+        self.is_begun, self._missing = True, set(event.pages) - self.done_pages
+
+    def check_content(self, event: Opened) -> None:
+        """Raises DocumentError where known pages are of another content than the one that has been opened."""
+        if self._ledger.record(self.number).digest not in (None, event.digest) and self.done_pages:
+            raise self._changed("since it was found")
 
     def take(self, event: PageRead | PageFailed) -> None:
         """Writes what came of a page into the ledger."""

@@ -128,10 +128,8 @@ class Job:
             self._page(document, event, attempt)
 
     def _opened(self, document: DocumentProgress, event: Opened, attempt: int) -> None:
-        if attempt:  # its pages are known
-            return
         try:
-            document.open(event)
+            document.check_content(event) if attempt else document.open(event)
         except DocumentError as error:
             self._give_up(document, error.kind, str(error))
             return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
-from tests.unit.test_ocr_limit import outputs, run, scans  # noqa: F401  the last is a fixture
+from tests.unit.test_ocr_limit import FakeReader, outputs, run, scans  # noqa: F401  the last is a fixture
 from tests.unit.test_ocr_slow_pages import SlowReader
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
@@ -37,6 +38,20 @@ def test_a_document_that_goes_before_its_slow_pages_are_read_costs_itself_alone(
     summary = run(SecondTime(Unreadable(1, "missing", "a.pdf does not exist.")), scans, tmp_path / "out")
     assert [(failure.document.name, failure.kind) for failure in summary.failures] == [("a.pdf", "missing")]
     assert outputs(tmp_path / "out").keys() == {"b.md", "c.md"} and (summary.failed, summary.done) == (1, 3)
+
+
+def test_a_document_that_changes_before_its_loops_are_read_again_is_not_of_two_contents(tmp_path, scans):  # noqa: F811
+    class Changing(FakeReader):
+        """Finds another content at the second attempt."""
+
+        def read(self, works, sampling, limit=None):
+            for event in super().read(works, sampling, limit):
+                yield replace(event, digest="other") if isinstance(event, Opened) and sampling["seed"] else event
+
+    summary = run(Changing(loops=[(1, 1)]), scans, tmp_path / "out")
+    assert [(failure.document.name, failure.kind) for failure in summary.failures] == [("a.pdf", "changed")]
+    assert outputs(tmp_path / "out").keys() == {"b.md", "c.md"}
+    assert run(FakeReader(), scans, tmp_path / "out").pages == 3
 
 
 def interrupted(scans, out, when):  # noqa: F811
