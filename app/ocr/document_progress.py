@@ -14,22 +14,32 @@ class DocumentProgress:
     """A document that is due. What came of its pages stands in the ledger alone, which a kill leaves whole; what a
     round has still to bring is kept here."""
 
+    __slots__ = ("_ledger", "_missing", "_postponed", "number", "target")  # there may be a million of them
+
     def __init__(self, number: int, target: Target, ledger: Ledger):
         self.number, self.target, self._ledger = number, target, ledger
-        self.is_begun = False  # this run knows its pages: when the run ends before it is done, it has a partial text
-        self._missing: set[int] = set()  # pages that the round has still to bring
-        self.is_postponed = False  # it could not be opened in the time of the quick round, or some of its pages ...
-        self._postponed = set[int]()  # ... took longer than that
+        self._missing: set[int] | None = None  # pages that the round has still to bring; None: it is not known which
+        self._postponed: set[int] | None = None  # pages that took too long at first; none of it: to open it did
+
+    @property
+    def is_begun(self) -> bool:
+        """Says whether this run knows its pages: when the run ends before it is done, it has a partial text."""
+        return self._missing is not None
+
+    @property
+    def is_postponed(self) -> bool:
+        """Says whether it, or a page of it, took longer than the quick round allows."""
+        return self._postponed is not None
+
+    @property
+    def has_all(self) -> bool:
+        """Says whether the round has brought all that was asked of it."""
+        return self._missing is not None and not self._missing
 
     @property
     def done_pages(self) -> frozenset[int]:
         """Returns the pages (from 0) that have an answer, of this run or an earlier one."""
         return frozenset(self._ledger.attempts(self.number))
-
-    @property
-    def has_all(self) -> bool:
-        """Says whether the round has brought all that was asked of it."""
-        return not self._missing
 
     # --- what is asked of a reader ---
     def first_work(self) -> Work | None:
@@ -37,7 +47,7 @@ class DocumentProgress:
         record, done_pages = self._ledger.record(self.number), self.done_pages
         is_selected = record.pages is not None and record.selection == self.target.pages
         if is_selected and done_pages.issuperset(record.pages or ()):
-            self.is_begun = True
+            self._missing = set()
             return None
         return self._work(done_pages, is_quick=True)
 
@@ -52,9 +62,10 @@ class DocumentProgress:
         pages, states = self._ledger.record(self.number).pages or (), self._ledger.attempts(self.number)
         if not states.keys() >= set(pages):
             return None
-        self._missing = {page for page in pages if states[page] == (LOOPED, attempts)}
-        numbers = ",".join(str(page + 1) for page in sorted(self._missing))
-        return Work(self.number, self.target.source, numbers) if numbers else None
+        if not (looped := {page for page in pages if states[page] == (LOOPED, attempts)}):
+            return None
+        self._missing = looped
+        return Work(self.number, self.target.source, ",".join(str(page + 1) for page in sorted(looped)))
 
     def _work(self, done_pages: frozenset[int], is_quick: bool = False) -> Work:
         return Work(self.number, self.target.source, self.target.pages, done_pages, is_quick=is_quick)
@@ -62,7 +73,7 @@ class DocumentProgress:
     # --- what a reader answers ---
     def postpone(self, event: PageFailed | Unreadable) -> None:
         """Keeps what took too long for a round that has all the time that there is."""
-        self.is_postponed = True
+        self._postponed = self._postponed or set()
         if isinstance(event, PageFailed):
             self._postponed.add(event.page)
 
@@ -70,7 +81,7 @@ class DocumentProgress:
         """Takes over which pages it has. Raises as `check_content` does."""
         self.check_content(event)
         self._ledger.opened(event, self.target.pages)
-        self.is_begun, self._missing = True, set(event.pages) - self.done_pages
+        self._missing = set(event.pages) - self.done_pages
 
     def check_content(self, event: Opened) -> None:
         """Raises DocumentError where known pages are of another content than the one that has been opened."""
@@ -83,12 +94,13 @@ class DocumentProgress:
             self._ledger.page_read(event)
         else:
             self._ledger.page_failed(event)
-        self._missing.discard(event.page)
+        if self._missing:
+            self._missing.discard(event.page)
 
     def end_attempts(self, attempts: int) -> None:
         """Leaves looped pages as they were read: they cannot be opened any more."""
         self._ledger.exhaust(self.number, attempts)
-        self._missing.clear()
+        self._missing = set()
 
     # --- its text ---
     def draft(self) -> Draft:
