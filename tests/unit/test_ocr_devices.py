@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from vlm_app.ocr.events import TIMEOUT, Opened, PageFailed, PageRead, Unreadable, Work
-from vlm_app.ocr.readers import devices
+from vlm_app.ocr.measures import Measures
+from vlm_app.ocr.readers import device_process, devices
 from vlm_app.ocr.readers.device import Device
 from vlm_app.ocr.readers.device_process import READY, ROUND_DONE
 
@@ -118,3 +119,18 @@ def test_a_limit_is_of_the_first_works_however_long_they_take_to_open(events):
     works = (Work(1, Path("a")), Work(2, Path("b")))
     found = events(read_pages, works=works, limit=PAGES)
     assert {event.document for event in found} == {1}
+
+
+def test_a_process_whose_parent_has_gone_ends_without_a_word(monkeypatch):
+    class Gone(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        raise Gone
+
+    monkeypatch.setattr("os._exit", leave)
+    ours, theirs = Pipe()
+    ours.close()
+    reader = SimpleNamespace(measures=Measures, events=lambda works, sampling: iter(()))
+    with pytest.raises(Gone):
+        device_process._read(reader, iter(()), {}, theirs)

@@ -29,26 +29,33 @@ def serve(pipe: Connection, engine: EngineConfig, device: str) -> None:
     threading.Thread(target=_receive, args=(pipe, messages), daemon=True).start()
     try:
         reader = PipelineReader.load(engine.on(device))
-        pipe.send(READY)
+        _send(pipe, READY)
         while True:
             sampling = messages.get()
             _read(reader, iter(messages.get, None), sampling, pipe)
-            pipe.send(ROUND_DONE)
+            _send(pipe, ROUND_DONE)
     except VlmError as error:
-        pipe.send(error)
+        _send(pipe, error)
 
 
 def _read(reader: PipelineReader, works: Iterator[Work], sampling: Mapping[str, Any], pipe: Connection) -> None:
     """Sends what comes of a round, and now and then what it has cost."""
     told = time.monotonic()
-    pipe.send(reader.measures())
+    _send(pipe, reader.measures())
     for event in reader.events(works, sampling):
         if not isinstance(event, Taken | Waiting):
-            pipe.send(event)
+            _send(pipe, event)
         if time.monotonic() - told >= SECONDS:
             told = time.monotonic()
-            pipe.send(reader.measures())
-    pipe.send(reader.measures())
+            _send(pipe, reader.measures())
+    _send(pipe, reader.measures())
+
+
+def _send(pipe: Connection, message: Any) -> None:
+    try:
+        pipe.send(message)
+    except OSError:
+        os._exit(0)  # as `_receive` does, which may be told later
 
 
 def _receive(pipe: Connection, messages: queue.Queue[Any]) -> None:
