@@ -9,7 +9,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from vlm.packaged import MODEL, packaged
-from vlm.processing.text_stream import TextStream
+from vlm.processing import text_stream
+from vlm.processing.clean_up import clean_up
+from vlm.processing.text_stream import TextStream, before_stop
 from vlm.processing.tokenization import Tokenizer
 
 
@@ -68,3 +70,44 @@ def test_a_long_stream_decodes_only_its_end(monkeypatch):
     text = "".join(stream.push((token,)) for token in ids)
     assert decode(ids).startswith(text) and len(text) > 1900
     assert max(decoded) < 10
+
+
+class Written:
+    """A tokenizer of words as they are written, which takes out blanks before signs."""
+
+    cleans_up, splitter = True, None
+
+    def __init__(self, words: list[str]):
+        self._words = words
+
+    def cleaning_up(self, cleans_up: bool) -> Written:
+        view = Written(self._words)
+        view.cleans_up = cleans_up
+        return view
+
+    def decode(self, token_ids: list[int]) -> str:
+        text = "".join(self._words[token] for token in token_ids)
+        return clean_up(text) if self.cleans_up else text
+
+
+@settings(deadline=None, database=None, max_examples=500)
+@given(
+    st.lists(st.sampled_from([" ", " .", "  '", "' ", " n't", "'", "s", " a", "bcde", "n't", " 'm", "."]), max_size=40),
+    st.lists(st.integers(1, 3), max_size=40),
+    st.sampled_from([(), ("a.",), ("' ", "'sb")]),
+)
+def test_pieces_of_a_text_that_is_cleaned_up(words, sizes, stop):
+    tokenizer, ids = Written(words), [*range(len(words))]
+    assert "".join(pieces(tokenizer, ids, sizes, stop)) == before_stop(tokenizer.decode(ids), stop)
+
+
+def test_a_long_text_costs_each_delta_no_more_than_a_short_one(monkeypatch):
+    tokenizer, lengths = Written([" word", " .", " it", " 's"]), []
+    for name, sees in ("clean_up", clean_up), ("before_stop", before_stop):
+        monkeypatch.setattr(
+            text_stream, name, lambda text, *more, sees=sees: lengths.append(len(text)) or sees(text, *more)
+        )
+    stream = TextStream(tokenizer, ("never", "nowhere"))
+    text = "".join(stream.push((number % 4,)) for number in range(4000))
+    assert tokenizer.decode([number % 4 for number in range(4000)]).startswith(text) and len(text) > 9000
+    assert max(lengths) < 30

@@ -24,19 +24,22 @@ class StopStrings:
         self._tokenizer, self._strings = tokenizer, strings
         self._reach = max(map(len, strings)) + MARGIN  # characters before new ones in which one may begin
 
-    def end(self, token_ids: list[int], num_known: int) -> int | None:
-        """Returns how many of all generated tokens to keep, None: all. The first `num_known` hold no stop string."""
-        if not (self._holds(token_ids[self._begin(token_ids, num_known) :]) and self._holds(token_ids)):
+    def end(self, token_ids: list[int], num_known: int, *, start: int = 0) -> int | None:
+        """Returns how many tokens to keep, None: all. The output begins at `start`; up to `num_known` it holds no stop
+        string."""
+        begin = self._begin(token_ids, num_known, start)
+        if not (self._holds(token_ids[begin:]) and self._holds(token_ids[start:])):
             return None
-        return next(n for n in range(num_known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
+        return next(n for n in range(num_known + 1, len(token_ids) + 1) if self._holds(token_ids[start:n]))
 
-    def _begin(self, token_ids: list[int], num_known: int) -> int:
+    def _begin(self, token_ids: list[int], num_known: int, start: int) -> int:
         """Returns where the tokens begin in whose text a string may end that does not end in the `num_known` ones: to
         decode all again with every burst would take longer and longer. How words are joined depends on all of them."""
-        count = num_known if self._tokenizer.splitter else 16
-        while count < num_known and len(self._tokenizer.decode(token_ids[num_known - count : num_known])) < self._reach:
+        most = num_known - start
+        count = most if self._tokenizer.splitter else 16
+        while count < most and len(self._tokenizer.decode(token_ids[num_known - count : num_known])) < self._reach:
             count *= 2
-        return max(0, num_known - count)
+        return num_known - min(count, most)
 
     def _holds(self, token_ids: list[int]) -> bool:
         text = self._tokenizer.decode(token_ids)
@@ -58,34 +61,51 @@ class TextStream:
         self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
         self._as_written = tokenizer.cleaning_up(False)
         self._ids: list[int] = []
-        self._text = self._sent_text = ""
-        self._begin = self._end = 0  # tokens whose decoding goes on, and of those the ones in `_text`
+        self._begin = self._end = 0  # tokens whose decoding goes on, and of those the ones in the text
+        self._joined_text = ""  # of words that a splitter joins
+        self._unsettled = ""  # text in which blanks may yet be taken out
+        self._unsent = ""  # text that may yet be a stop string
+        self._num_sent = 0  # characters
 
     def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
         self._ids += token_ids
-        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop, self._keep)
-        if not last:
-            overlap = max((_overlap(text, string) for string in self._stop), default=0)
-            text = text[: max(len(self._sent_text), len(text) - overlap)]
-        piece, self._sent_text = text[len(self._sent_text) :], text
+        if last:
+            return before_stop(self._tokenizer.decode(self._ids), self._stop, self._keep)[self._num_sent :]
+        self._unsent += self._grown()
+        text = before_stop(self._unsent, self._stop, self._keep)
+        overlap = max((_overlap(text, string) for string in self._stop), default=0)
+        piece = text[: len(text) - overlap]
+        self._unsent = self._unsent[len(piece) :]
+        self._num_sent += len(piece)
         return piece
 
     def _grown(self) -> str:
-        """Returns the text so far. Only its end is decoded, with what the last visible tokens were: a space may depend
-        on them."""
+        """Returns what comes to the text. Only its end is decoded, with what the last visible tokens were: a space may
+        depend on them."""
         if self._tokenizer.splitter:
             return self._joined(self._tokenizer.splitter)
         before = self._as_written.decode(self._ids[self._begin : self._end])
         after = self._as_written.decode(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
-        if len(after) > len(before) and not after.endswith("\ufffd"):
-            self._text += after[len(before) :]
-            self._begin, self._end = self._end, len(self._ids)
-        return clean_up(settled(self._text)) if self._tokenizer.cleans_up else self._text
+        if len(after) <= len(before) or after.endswith("\ufffd"):
+            return ""
+        self._begin, self._end = self._end, len(self._ids)
+        written = after[len(before) :]
+        return self._cleaned_up(written) if self._tokenizer.cleans_up else written
+
+    def _cleaned_up(self, written: str) -> str:
+        """Returns what is settled with the text that comes: no pattern reaches from it into the rest."""
+        self._unsettled += written
+        text = settled(self._unsettled)
+        self._unsettled = self._unsettled[len(text) :]
+        return clean_up(text)
 
     def _joined(self, splitter: WordSplitter) -> str:
-        """Returns the text so far. How a word joins it depends on those before and on the next: the last two wait."""
-        words = self._tokenizer.decode_split(self._ids).split()
+        """Returns what comes to the text. How a word joins it depends on those before and on the next: the last two
+        wait."""
+        words, before = self._tokenizer.decode_split(self._ids).split(), self._joined_text
         text = splitter.join(" ".join(words[:-2]))
-        self._text = text if text.startswith(self._text) else self._text
-        return self._text
+        if not text.startswith(before):
+            return ""
+        self._joined_text = text
+        return text[len(before) :]
