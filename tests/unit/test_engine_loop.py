@@ -14,6 +14,7 @@ from vlm.config import RuntimeConfig
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import InputError, LimitError
 from vlm.executor.memory import FULL
+from vlm.requests.sequence import Sequence
 
 TEXT = "translate English to German: The old ship is small."
 
@@ -136,3 +137,11 @@ def test_nothing_is_held_of_a_prompt_that_is_computed_or_dropped(steps):
         loop.step()
     loop.clear(ids)
     assert not held and is_empty(llava)
+
+
+def test_stops_are_looked_for_without_a_copy_of_the_output(t5, monkeypatch):
+    copies, generated = [], Sequence.generated.fget
+    monkeypatch.setattr(Sequence, "generated", property(lambda self: copies.append(self.id) or generated(self)))
+    options = {"max_new_tokens": 20, "ignore_eos": True, "stop": "nowhere", "stop_words_ids": [[1, 1]]}
+    [completion] = EngineLoop(t5.llm).run([t5.request({"text": TEXT}, **options)])
+    assert len(completion.token_ids) == 20 and len(copies) == 1  # the completion's

@@ -80,6 +80,7 @@ def test_strings_are_found_in_the_end_of_a_long_output(model, monkeypatch):
             known = max(0, end - 3)
             assert stops.end(ids[:known], max(0, known - 5)) is None
             assert stops.end(ids[: end + 4], known) == end
+            assert stops.end([*ids, *ids[: end + 4]], len(ids) + known, start=len(ids)) == len(ids) + end
     lengths.clear()
     assert StopStrings(tokenizer, ("nowhere",)).end(ids, len(ids) - 4) is None and max(lengths) <= 40
 

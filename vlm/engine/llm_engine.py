@@ -229,16 +229,16 @@ class LLMEngine:
     def _grow(self, sequence: Sequence, row: StepOutput) -> TokenUpdate:
         """Takes over a burst's tokens, up to where the text stops."""
         tokens, code = sequence.tokens, row.code
-        num_known, new = len(tokens) - sequence.prompt_length, row.length - len(tokens)
+        known, new = len(tokens), row.length - len(tokens)
         tokens += row.tokens[:new]
         sequence.logprobs += row.logprobs[:new]
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
             self.executor.logits.keep(sequence.id, row.logits[:new])
-        if sequence.stops and (keep := _end_of(sequence, num_known)) is not None:
-            new, code = keep - num_known, STOP
-            del tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
-            del sequence.top_logprobs[keep:]
+        if sequence.stops and (end := _end_of(sequence, known)) is not None:
+            new, code = end - known, STOP
+            kept = end - sequence.prompt_length
+            del tokens[end:], sequence.logprobs[kept:], sequence.top_logprobs[kept:]
         if code:
             self._end(sequence, self._reason(sequence, code))
         return self._update(sequence, new)
@@ -316,16 +316,16 @@ def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
     return tuple(tokens[-len(word) :]) == tuple(word)
 
 
-def _end_of(sequence: Sequence, num_known: int) -> int | None:
-    """Returns the generated tokens up to the first stop word or string that ends after the first `num_known`; None:
-    there is none."""
-    request, tokens = sequence.request, sequence.generated
+def _end_of(sequence: Sequence, known: int) -> int | None:
+    """Returns the tokens, prompt included, up to the first stop word or string that ends after the first `known`; None:
+    there is none. What was generated is not copied: each burst would take longer than the one before."""
+    request, tokens, start = sequence.request, sequence.tokens, sequence.prompt_length
     ends = [
         n
         for word in request.params.stop_words_ids
-        for n in range(max(num_known + 1, len(word)), len(tokens) + 1)
+        for n in range(max(known + 1, start + len(word)), len(tokens) + 1)
         if tuple(tokens[n - len(word) : n]) == tuple(word)
     ]
-    if request.stops is not None and (end := request.stops.end(tokens, num_known)) is not None:
+    if request.stops is not None and (end := request.stops.end(tokens, known, start=start)) is not None:
         ends.append(end)
     return min(ends, default=None)

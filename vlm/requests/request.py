@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Stops(Protocol):
     """The engine knows no text: who does says where to stop."""
 
-    def end(self, token_ids: list[int], num_known: int) -> int | None:
-        """Returns how many of all generated tokens to keep, the first `num_known` of them seen before; None: go on."""
+    def end(self, token_ids: list[int], num_known: int, *, start: int = 0) -> int | None:
+        """Returns how many tokens to keep, of which the output begins at `start` and the first `num_known` were seen
+        before; None: go on."""
 
 
 @dataclass(eq=False, slots=True)  # a frozen one takes three times as long to make, and a call makes one an input
