@@ -8,14 +8,17 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.replica_kit import END, STREAM, Asked, Front, chunk, front_of, whole
 from tests.server_kit import until
+from vlm_app.server.replicas import forwarding
 from vlm_app.server.repository.statistics import Statistics
 
 pytestmark = pytest.mark.slow  # processes that hang and end
@@ -195,6 +198,22 @@ def test_events_come_as_they_are_made():
         assert answer.read1() == b"data: 1\n\n"  # not the half of an event
         proceed.set()
         assert answer.read() == b"data: 2\n\ndata: [DONE]\n\n"
+
+
+def test_a_long_event_is_put_together_once():
+    """Time by the square of its pieces would be half a minute."""
+
+    async def pieces():
+        for piece in (b"data: 1\n\nda", b"ta: 2\n", b"\n", *[b"x" * 2**14] * 2048, b"\n\n", b"rest"):
+            yield piece
+
+    async def events():
+        answer = SimpleNamespace(content=SimpleNamespace(iter_any=pieces))
+        return [event async for event in forwarding._events(answer, "/v1")]
+
+    began = time.monotonic()
+    assert asyncio.run(events()) == [b"data: 1\n\n", b"data: 2\n\n", b"x" * 2**25 + b"\n\n", b"rest"]
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("end", [b"", chunk(b"data: half of an ev")[:-5]], ids=["between", "amid"])

@@ -108,13 +108,16 @@ async def _is_final(replica: Replica, response: Response) -> bool:
 
 async def _events(answer: aiohttp.ClientResponse, target: str) -> AsyncGenerator[bytes, None]:
     """Yields whole events as they come; at the replica's end one that says so."""
-    rest = b""
+    held = bytearray()
     try:
         async for piece in answer.content.iter_any():
-            whole, end, rest = (rest + piece).rpartition(END_OF_EVENT)
-            if whole:
-                yield whole + end
-        if rest:
-            yield rest
+            seen = max(0, len(held) - len(END_OF_EVENT) + 1)  # an event may be long, and is gone through once
+            held += piece
+            if (last := held.rfind(END_OF_EVENT, seen)) >= 0:
+                end = last + len(END_OF_EVENT)
+                yield bytes(held[:end])
+                del held[:end]
+        if held:
+            yield bytes(held)
     except FAILURES:
         yield event(errors.body(EngineError(LOST), target)).encode()
