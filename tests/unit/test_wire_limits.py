@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,3 +124,18 @@ def test_pixels_in_place_of_files_are_a_picture_a_row():
         words = rf"UINT8 \[{shape[0]}, height, width, 3\], or their files as BYTES \[{shape[0]}, images\]\.$"
         with pytest.raises(InputError, match=words):
             check_tensors({"image": np.zeros(shape, np.uint8)}, TEXT_IN)
+
+
+def test_large_outputs_are_written_in_pieces():
+    """Else no other thread has its turn: a second of the event loop for two million values."""
+    request = tensors.InferRequest("a", {}, None, False, {})
+    outputs = {"x": np.arange(10_000, dtype=np.float32), "text": np.array([b"a", "ä".encode()], object)}
+    body = json.loads(tensors.write(("m", "1"), request, outputs)[0])
+    assert body["outputs"][0]["data"] == outputs["x"].tolist() and body["outputs"][1]["data"] == ["a", "ä"]
+    assert body["id"] == "a" and body["model_name"] == "m"
+    parts = [*tensors.json_values("x", np.zeros(2**18, np.float32), float)]
+    assert max(map(len, parts)) < 2**15
+    large = np.broadcast_to(np.float32(0), 2**24)
+    with pytest.raises(LimitError, match=r"^output x has 16,777,216 values, as JSON at most 8,388,608 are sent; ask"):
+        tensors.write(("m", "1"), request, {"x": large})
+    assert len(tensors.write(("m", "1"), replace(request, binary=True), {"x": large})[0]) > 2**26

@@ -16,7 +16,7 @@ from vlm_app.server.core import errors
 from vlm_app.server.http.limits import cancel_on_disconnect
 
 log = logging.getLogger("vlm.server")
-Item = dict[str, Any]
+Item = dict[str, Any] | str  # or its JSON
 
 
 class EventStream(StreamingResponse):
@@ -61,4 +61,4 @@ async def _events(first: Item, items: AsyncGenerator[Item, None], path: str, las
 
 def event(item: Item) -> str:
     """Returns an event that holds this JSON."""
-    return f"data: {json.dumps(item, ensure_ascii=False)}\n\n"
+    return f"data: {item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)}\n\n"

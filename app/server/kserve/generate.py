@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
 from vlm.errors import InputError, LimitError
@@ -29,7 +28,7 @@ from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.settings import SCALARS
 from vlm_app.server.tensors.specs import TASK_NAME, TensorSpec
-from vlm_app.server.tensors.wire import request_from
+from vlm_app.server.tensors.wire import json_parts, json_values, request_from
 
 router = APIRouter(prefix="/v2/models/{name}")
 DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
@@ -42,7 +41,8 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
     generation = await _read_generation(http, name, version)
     if generation.stream:
         raise InputError("the parameter stream is true; send the request to generate_stream.")
-    return JSONResponse(generation.to_json(await cancel_on_disconnect(http, generation.inference.outputs())))
+    outputs = await cancel_on_disconnect(http, generation.inference.outputs())
+    return HttpResponse(await asyncio.to_thread(generation.to_json, outputs), media_type="application/json")
 
 
 @router.post("/generate_stream")
@@ -71,20 +71,20 @@ class Generation:
         stop = _stop(fields.pop("stop", None))
         self.inference = read_inference(service, request_from(self._head(fields), memoryview(b"")), stop=stop)
 
-    async def responses(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def responses(self) -> AsyncGenerator[str, None]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
         if self.stream is False:
-            yield self.to_json(await self.inference.outputs())
+            yield await asyncio.to_thread(self.to_json, await self.inference.outputs())
             return
         async with aclosing(self.inference.responses()) as responses:
             async for response in responses:
-                yield self.to_json(response.outputs)
+                yield await asyncio.to_thread(self.to_json, response.outputs)
 
-    def to_json(self, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Returns flat lists, and single values as they are."""
+    def to_json(self, outputs: Mapping[str, np.ndarray]) -> str:
+        """Returns an object of flat lists, and of single values as they are."""
         own = {} if self._id is None else {"id": self._id}
-        values = {name: _flat(array) for name, array in outputs.items()}
-        return {**own, "model_name": self._service.name, "model_version": self._service.version, **values}
+        head = {**own, "model_name": self._service.name, "model_version": self._service.version}
+        return "".join(json_parts(head, **{name: _written(name, array) for name, array in outputs.items()}))
 
     def _head(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Returns the same as a request of the inference protocol."""
@@ -135,9 +135,9 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _flat(array: np.ndarray) -> Any:
-    values = [_plain(value) for value in array.ravel().tolist()]
-    return values[0] if len(values) == 1 else values
+def _written(name: str, array: np.ndarray) -> Iterable[str]:
+    parts = json_values(name, array, _plain)
+    return [*parts][1:-1] if array.size == 1 else parts
 
 
 def _plain(value: Any) -> Any:

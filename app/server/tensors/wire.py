@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ DTYPES = {
 JSON_TYPES = {"INT": {int}, "FP": {int, float}, "BO": {bool}}
 MAX_AXES = 8
 MAX_STRINGS = 65_536  # elements of a tensor of BYTES
+MAX_WRITTEN = 2**23  # values of an output as JSON, which take a processor some 8 seconds
+PIECE = 2**12  # of them that are written at once
 MAX_ID = 1024  # characters: each event of a stream has it
 
 
@@ -79,13 +81,44 @@ def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, n
         entry = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if binary:
             data.append(to_bytes(array))
-            entry["parameters"] = {"binary_data_size": len(data[-1])}
+            entries.append(json_parts({**entry, "parameters": {"binary_data_size": len(data[-1])}}))
         else:
-            entry["data"] = [_plain(value) for value in array.ravel().tolist()]
-        entries.append(entry)
-    head = {"model_name": model[0], "model_version": model[1], "outputs": entries}
-    text = json.dumps({**head, "id": request.id} if request.id is not None else head).encode()
+            entries.append(json_parts(entry, data=json_values(name, array, _plain)))
+    head = {"model_name": model[0], "model_version": model[1]}
+    own = {} if request.id is None else {"id": request.id}
+    text = "".join(json_parts({**head, **own}, outputs=_list_parts(entries))).encode()
     return b"".join((text, *data)), len(text) if data else None
+
+
+def json_parts(fields: Mapping[str, Any], /, **written: Iterable[str]) -> Iterator[str]:
+    """Yields the parts of an object that has `fields`, and others whose JSON is `written` in parts."""
+    yield json.dumps(fields, ensure_ascii=False)[:-1]
+    for name, parts in written.items():
+        yield f", {json.dumps(name)}: "
+        yield from parts
+    yield "}"
+
+
+def json_values(name: str, array: np.ndarray, plain: Callable[[Any], Any]) -> Iterator[str]:
+    """Returns the parts of a flat list of an output's elements, each as `plain` has it: between parts other threads
+    have their turn, the event loop's, too. Raises LimitError for more elements than are written so."""
+    if array.size > MAX_WRITTEN:
+        raise LimitError(
+            f"output {name} has {array.size:,} values, as JSON at most {MAX_WRITTEN:,} are sent; ask for it in binary"
+            " (binary_data of /v2/models/NAME/infer), or over gRPC."
+        )
+    flat = array.ravel()
+    pieces = (flat[at : at + PIECE].tolist() for at in range(0, flat.size, PIECE))
+    return _list_parts([json.dumps([*map(plain, piece)], ensure_ascii=False)[1:-1]] for piece in pieces)
+
+
+def _list_parts(items: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yields the parts of a list, whose items have parts each."""
+    yield "["
+    for number, parts in enumerate(items):
+        yield ", " * (number > 0)
+        yield from parts
+    yield "]"
 
 
 def outputs_to_send(request: InferRequest, outputs: Mapping[str, np.ndarray]) -> dict[str, bool]:

@@ -73,7 +73,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             # nothing of a request's size is worked on in the event loop, which answers everybody
             infer_request = await asyncio.to_thread(messages.read, request)
             outputs = await (await asyncio.to_thread(read_inference, service, infer_request)).outputs()
-            return messages.write((service.name, service.version), infer_request, outputs)
+            return await asyncio.to_thread(messages.write, (service.name, service.version), infer_request, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         await InferStream(self._services, context, self._max_bytes).serve(requests)
