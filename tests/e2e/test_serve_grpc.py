@@ -420,10 +420,11 @@ def field(number: int, content: bytes) -> bytes:
         (field(1, b"mini-t5") + field(5, field(3, b"\1" * 10**6)), "1,000,000 sizes"),
         (field(1, b"mini-t5") + field(5, field(2, b"INT8") + field(5, field(2, b"\1" * 3 * 10**6))),
          "2,000,000 values"),
-        (field(1, b"mini-t5") + field(5, field(2, b"BYTES") + field(5, field(8, b"") * 2_000_001)),
-         "2,000,000 values"),
+        (field(1, b"mini-t5") + field(5, field(2, b"BYTES") + field(5, field(8, b"") * 65_537)), "65,536 of BYTES"),
+        (field(1, b"mini-t5") + field(5, field(2, b"INT8") + field(5, b"\x10\1" * 65_537)), "65,536 of BYTES"),
+        (field(1, b"mini-t5") + field(5, field(3, b"\1" * 10**6)) * 3, "2,000,000 values"),
     ],
-    ids=["inputs", "outputs in a group", "parameters", "shape", "numbers", "strings"],
+    ids=["inputs", "outputs in a group", "parameters", "shape", "numbers", "strings", "unpacked", "shapes"],
 )  # fmt: skip
 def test_a_message_of_many_parts_is_refused_before_it_grows(served, made, words):
     with grpc.insecure_channel(served.grpc_address, [("grpc.max_send_message_length", -1)]) as channel:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from tritonclient.grpc import service_pb2 as pb
 
 from vlm.errors import InputError, LimitError
 from vlm_app.core.names import MAX_SENTENCE, MAX_WORD
 from vlm_app.server.core import errors
 from vlm_app.server.http.json_bodies import parse_json
+from vlm_app.server.kserve.grpc.wire import is_too_large
 from vlm_app.server.tensors import wire as tensors
 from vlm_app.server.tensors.parameters import with_options
 from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, check_tensors
@@ -139,3 +141,23 @@ def test_large_outputs_are_written_in_pieces():
     with pytest.raises(LimitError, match=r"^output x has 16,777,216 values, as JSON at most 8,388,608 are sent; ask"):
         tensors.write(("m", "1"), request, {"x": large})
     assert len(tensors.write(("m", "1"), replace(request, binary=True), {"x": large})[0]) > 2**26
+
+
+@pytest.mark.parametrize(("kind", "size"), [("int64_contents", 10), ("fp32_contents", 4), ("fp64_contents", 8)])
+def test_contents_are_counted_by_their_values(kind, size):
+    """However many bytes one takes."""
+    value = -1 if kind == "int64_contents" else 1.0
+    for count, refused in (2_000_000, False), (2_000_001, True):
+        tensor = pb.ModelInferRequest.InferInputTensor(name="x")
+        getattr(tensor.contents, kind).extend([value] * count)
+        message = pb.ModelInferRequest(inputs=[tensor]).SerializeToString()
+        assert len(message) > count * size and is_too_large(message) is refused
+
+
+def test_texts_among_contents_are_counted_one_by_one():
+    texts = pb.InferTensorContents(bytes_contents=[b"\1" * 100] * 65_536)
+    request = pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(contents=texts)])
+    assert not is_too_large(request.SerializeToString())
+    texts.bytes_contents.append(b"")
+    request = pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(contents=texts)])
+    assert is_too_large(request.SerializeToString())

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from vlm.errors import InputError, LimitError
-from vlm_app.server.http.json_bodies import MAX_VALUES
+from vlm.errors import InputError
 from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, outputs_to_send, request_from, to_bytes
 
 CONTENTS = {
@@ -70,8 +69,6 @@ def _typed(tensor: Any) -> tuple[dict[str, Any], bytes]:
         place = field or "raw_input_contents"
         raise InputError(f"input {tensor.name} is {tensor.datatype} in {unknown[0]}; its place is {place}.")
     values = getattr(tensor.contents, field) if field else []
-    if len(values) > MAX_VALUES:
-        raise LimitError(f"input {tensor.name} has more than {MAX_VALUES:,} values; send them as raw_input_contents.")
     if tensor.datatype != "BYTES":
         return {**_entry(tensor), "data": list(values)}, b""
     content = b"".join(len(value).to_bytes(4, "little") + value for value in values)

@@ -10,7 +10,9 @@ from google.protobuf.message import DecodeError
 from starlette.exceptions import HTTPException
 
 from vlm.errors import InputError, LimitError
-from vlm_app.server.kserve.grpc.wire import MAX_FIELDS, has_too_many_fields
+from vlm_app.server.http.json_bodies import MAX_VALUES
+from vlm_app.server.kserve.grpc.wire import MAX_FIELDS, is_too_large
+from vlm_app.server.tensors.wire import MAX_STRINGS
 
 END = object()  # of a client's messages
 
@@ -30,11 +32,14 @@ async def next_message(
 
 
 def or_error(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns a function that gives an InputError for bytes that are no message, or one of too many fields."""
+    """Returns a function that gives an InputError for bytes that are no message, or one that is too large."""
 
     def read(message: bytes) -> Any:
-        if has_too_many_fields(message):
-            return LimitError(f"a message may have {MAX_FIELDS:,} fields, its tensors' among them; send fewer.")
+        if is_too_large(message):
+            return LimitError(
+                f"a message may have {MAX_FIELDS:,} fields, its tensors' among them, and contents of {MAX_VALUES:,}"
+                f" values or {MAX_STRINGS:,} of BYTES; send fewer, or raw_input_contents."
+            )
         try:
             return deserialize(message)
         except DecodeError:

@@ -1,4 +1,5 @@
-"""How many fields a message has, counted before it is parsed: a few bytes of one become a hundred in memory.
+"""How much a message has, counted before it is parsed, which all others wait for: a few bytes of one become a hundred
+in memory.
 
 https://protobuf.dev/programming-guides/encoding
 """
@@ -6,25 +7,47 @@ https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
-MAX_FIELDS = 4096  # of a message and its tensors; their values are counted apart
+from vlm_app.server.http.json_bodies import MAX_VALUES
+from vlm_app.server.tensors.wire import MAX_STRINGS
+
+MAX_FIELDS = 4096  # of a message and its tensors; what their contents hold is counted apart
 TENSORS = (4, 5, 6)  # parameters, inputs and outputs of a ModelInferRequest
+SHAPE, CONTENTS = 3, 5  # of an input
+VARINTS, VALUE_BYTES = range(1, 6), {6: 4, 7: 8}  # kinds of contents
+GO_ON = bytes(range(128, 256))  # bytes of a varint after which another one comes
 VARINT, FIXED64, BYTES, GROUP, END_GROUP, FIXED32 = range(6)
 
 
-def has_too_many_fields(message: bytes) -> bool:
-    """Looks at no more than MAX_FIELDS of them."""
-    return sum(1 for _ in islice(_all_fields(memoryview(message)), MAX_FIELDS + 1)) > MAX_FIELDS
+def is_too_large(message: bytes) -> bool:
+    """Looks at no more of it than may be there."""
+    num_fields = num_elements = num_values = 0
+    for fields, elements, values in _parts(memoryview(message)):
+        num_fields, num_elements, num_values = num_fields + fields, num_elements + elements, num_values + values
+        if num_fields > MAX_FIELDS or num_elements > MAX_STRINGS or num_values > MAX_VALUES:
+            return True
+    return False
 
 
-def _all_fields(message: memoryview) -> Iterator[int]:
-    """Yields the numbers of a request's fields and of those of its tensors."""
+def _parts(message: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yields (fields, elements of contents, values) for each field of a request, of its tensors and their contents."""
     for number, content in _fields(message):
-        yield number
+        yield 1, 0, 0
         if number in TENSORS:
-            for inner, _ in _fields(content):
-                yield inner
+            for inner, part in _fields(content):
+                yield 1, 0, _num_varints(part) if inner == SHAPE else 0
+                if inner == CONTENTS:
+                    yield from ((0, 1, _num_values(kind, values)) for kind, values in _fields(part))
+
+
+def _num_values(kind: int, packed: memoryview) -> int:
+    """Counts the values of a field of contents; a single one, and a text, is an element alone."""
+    return _num_varints(packed) if kind in VARINTS else len(packed) // VALUE_BYTES.get(kind, len(packed) + 1)
+
+
+def _num_varints(packed: memoryview) -> int:
+    """Counts the bytes that end one."""
+    return len(bytes(packed).translate(None, GO_ON))
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
