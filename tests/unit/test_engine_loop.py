@@ -11,6 +11,7 @@ import torch
 import vlm
 from tests.server_kit import is_empty
 from vlm.config import RuntimeConfig
+from vlm.engine import admission
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import InputError, LimitError
 from vlm.executor.memory import FULL
@@ -145,3 +146,13 @@ def test_stops_are_looked_for_without_a_copy_of_the_output(t5, monkeypatch):
     options = {"max_new_tokens": 20, "ignore_eos": True, "stop": "nowhere", "stop_words_ids": [[1, 1]]}
     [completion] = EngineLoop(t5.llm).run([t5.request({"text": TEXT}, **options)])
     assert len(completion.token_ids) == 20 and len(copies) == 1  # the completion's
+
+
+def test_ngrams_of_an_input_hold_no_more_tokens_than_are_taken(t5, monkeypatch):
+    ids = [*range(3, 13)]
+    ask = lambda size: t5.generate({"input_ids": ids}, max_new_tokens=1, encoder_no_repeat_ngram_size=size)  # noqa: E731
+    monkeypatch.setattr(admission, "MAX_NGRAM_TOKENS", 29)
+    words = r"encoder_no_repeat_ngram_size is 5: the input's 10 tokens make n-grams of 30 tokens in all, at most 29"
+    with pytest.raises(LimitError, match=words):
+        ask(5)
+    assert ask(4) and ask(10) and ask(2**30 - 1)

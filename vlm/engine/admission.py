@@ -17,6 +17,8 @@ from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Ids, Sequence
 
+MAX_NGRAM_TOKENS = 2**22  # of an input, which take a third of a second and 100 MB to write down
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -41,21 +43,22 @@ class Admission:
         features = self._num_features(request)
         contents = self._contents(request)
         length = self._length(request, contents.num_rows)
-        params, most = request.params, self.limits.max_batch_size
+        params, prompt_ids, most = request.params, request.decoder_prompt_token_ids, self.limits.max_batch_size
         _check_rows(features, self.limits.max_encoder_input_len)
+        _check_ngrams(params.encoder_no_repeat_ngram_size, len(request.encoder_input_ids or prompt_ids))
         if params.num_beams > most:
             raise LimitError(
                 f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
                 f"or give --max-batch-size {params.num_beams} or more",
                 settings=("num_beams",),
             )
-        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
+        _check_ids(prompt_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
         if source is None and request.encoder_input_ids is not None and self.encoder is not None:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
             source = np.array(request.encoder_input_ids, np.int32)
         for setting, named in params.known_tokens.items():
             _check_ids(named, self.config.vocab_size, 0, setting)
-        tokens = list(request.decoder_prompt_token_ids)
+        tokens = list(prompt_ids)
         sequence = Sequence(
             number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=contents, source=source,
             max_drafts=self._max_drafts(params),
@@ -157,6 +160,16 @@ def _tokens(texts: list[tuple[int, ...] | None], vocab_size: int) -> list[Ids] |
     if len(known) < len(texts) or ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
         return None
     return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _check_ngrams(size: int, num_ids: int) -> None:
+    """Raises LimitError for n-grams of an input that hold too many tokens, each of which is a rule's."""
+    if (tokens := (num_ids - size + 1) * size) > MAX_NGRAM_TOKENS:
+        raise LimitError(
+            f"encoder_no_repeat_ngram_size is {size}: the input's {num_ids} tokens make n-grams of {tokens:,} tokens in"
+            f" all, at most {MAX_NGRAM_TOKENS:,} are taken; give a smaller size",
+            settings=("encoder_no_repeat_ngram_size",),
+        )
 
 
 def _check_rows(count: int, most: int) -> None:
