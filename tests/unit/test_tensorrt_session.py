@@ -73,7 +73,7 @@ def graph() -> PlanGraph:
     graph = PlanGraph.__new__(PlanGraph)
     graph.io, graph.device, graph._ports = IO, CPU, PORTS
     graph._queue = SimpleNamespace(turn=lambda: contextlib.nullcontext(7))
-    graph._contexts = [PlanContext(FakeContext()), PlanContext(FakeContext())]
+    graph._contexts = [PlanContext(FakeContext(), []), PlanContext(FakeContext(), [])]
     return graph
 
 
@@ -160,7 +160,7 @@ TOKEN, LOGITS = Binding("token_ids", 100, (2, 1), True), Binding("logits", 200, 
 
 def test_only_what_changed_is_bound_again():
     context = FakeContext()
-    plan = PlanContext(context)
+    plan = PlanContext(context, [])
     plan.enqueue([TOKEN, LOGITS], 7)
     context.calls.clear()
     plan.enqueue([TOKEN, dataclasses.replace(LOGITS, address=300)], 8)
@@ -169,7 +169,7 @@ def test_only_what_changed_is_bound_again():
 
 def test_memory_of_another_size_is_never_written():
     context = FakeContext()
-    plan = PlanContext(context)
+    plan = PlanContext(context, [])
     plan.enqueue([TOKEN, LOGITS], 7)
     context.calls.clear()
     more = dataclasses.replace(TOKEN, shape=(3, 1))  # the output is as it was: too small now
@@ -184,7 +184,7 @@ def test_what_tensorrt_refuses(refused):
     context = FakeContext()
     setattr(context, refused, lambda *_: False)
     with pytest.raises(EngineError, match="TensorRT"):
-        PlanContext(context).enqueue([TOKEN], 7)
+        PlanContext(context, []).enqueue([TOKEN], 7)
 
 
 def test_plans_and_torch_wait_for_each_other(monkeypatch):
@@ -241,3 +241,4 @@ def test_what_it_has_no_memory_for_is_told_from_other_failures(monkeypatch, said
     with pytest.raises(kind, match="could not queue the plan's work: Error Code 1") as caught:
         context.enqueue([], 7)
     assert is_out_of_memory(caught.value) == (kind is OutOfMemoryError)
+    assert errors == [said]  # those of the last run are kept, no more

@@ -23,23 +23,23 @@ from vlm.errors import EngineError, OutOfMemoryError
 class PlanContext:
     """One profile of a plan, and what is bound to it; unchanged bindings are not set again."""
 
-    def __init__(self, context: Any, errors: Sequence[str] = ()):
+    def __init__(self, context: Any, errors: list[str]):
+        """`errors`: where the logger puts what TensorRT says."""
         self._context, self._errors = context, errors
         self._bindings: dict[str, Binding] = {}
 
     def enqueue(self, bindings: Sequence[Binding], stream: int) -> None:
         """Queues a run; `bindings` has the inputs first. Raises EngineError for what TensorRT refuses, OutOfMemoryError
         where it has no memory for it."""
+        self._errors.clear()  # of earlier runs
         changes = [binding for binding in bindings if self._bindings.get(binding.name) != binding]
         for binding in changes:
             self._bind(binding)
         if changes:  # an input's shape may be what an unchanged output no longer fits
             self._check_shapes(bindings)
-        num_errors = len(self._errors)
         if not self._context.execute_async_v3(stream):
-            messages = self._errors[num_errors:]
-            kind = OutOfMemoryError if any("out of memory" in text.lower() for text in messages) else EngineError
-            raise kind(f"TensorRT could not queue the plan's work: {last(messages)}")
+            kind = OutOfMemoryError if any("out of memory" in text.lower() for text in self._errors) else EngineError
+            raise kind(f"TensorRT could not queue the plan's work: {last(self._errors)}")
 
     def _bind(self, binding: Binding) -> None:
         self._bindings.pop(binding.name, None)
