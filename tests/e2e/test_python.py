@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,6 +113,26 @@ def test_timings(model):
     times = model.timings
     assert times["tokens"] == len(out.token_ids)
     assert 0 < times["decode"] < times["total"] and times["encode"] > 0 and times["preprocess"] > 0
+
+
+def test_timings_count_what_every_thread_prepares(model, monkeypatch):
+    clocks, before = threading.local(), model.timings["preprocess"]
+
+    def seconds() -> float:
+        time.sleep(1e-6)  # other threads have their turn
+        clocks.seconds = getattr(clocks, "seconds", 0.0) + 1
+        return clocks.seconds
+
+    def prepare(_) -> None:
+        for _ in range(500):
+            with model._preparing():
+                pass
+
+    monkeypatch.setattr("vlm.api.pipeline.time", SimpleNamespace(perf_counter=seconds))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(prepare, range(4)))
+    monkeypatch.undo()
+    assert model.timings["preprocess"] - before == pytest.approx(4 * 500)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ class CallTimings:
     def __init__(self, device: DeviceTimer, clock: StageClock):
         """`device` measures the engine's work, `clock` what this process does to inputs and outputs."""
         self._device, self._clock = device, clock
+        self._counting = threading.Lock()  # of the threads that prepare inputs
         self.begin()
 
     def begin(self) -> None:
@@ -31,7 +33,9 @@ class CallTimings:
         start = time.perf_counter()
         with self._clock("prepare"):
             yield
-        self._preprocess_seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        with self._counting:
+            self._preprocess_seconds += seconds
 
     def count(self, completion: Completion) -> None:
         """Counts what a request has come to."""
