@@ -194,6 +194,11 @@ def test_run_reads_stdin(cli, loads, monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO()))
     code, _, err = cli("run", "--image", "-")
     assert code == 2 and "stdin is empty" in one_sentence(err)
+    monkeypatch.setattr("vlm_app.cli.inference.run_inputs.MAX_PDF_BYTES", 2**21)
+    with open("/dev/zero", "rb") as endless:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=endless))
+        code, _, err = cli("run", "--image", "-")
+    assert code == 2 and "stdin has more than 2,097,152 bytes" in one_sentence(err)
 
 
 @pytest.mark.parametrize("flags", [[], ["--raw"], ["--json"]])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
+from vlm.limits import MAX_PDF_BYTES
 from vlm.options import by_flag, option, same_option
 from vlm_app.cli.options.common import DEFAULT_MODEL
 from vlm_app.cli.options.decoding import check_chat_model, one_prompt, packaged_chat_model
@@ -17,6 +19,8 @@ from vlm_app.text.token_ids import without_padding
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm_app.text.sources import Item
+
+PIECE = 2**20  # bytes of stdin that are read at once
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,14 @@ def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
 
 
 def _bytes_of_stdin() -> bytes:
-    data = sys.stdin.buffer.read()
-    if not data:
+    """Reads an image or a PDF. Raises InputError for nothing, and for more than a file of either may have."""
+    data = io.BytesIO()
+    while piece := sys.stdin.buffer.read(PIECE):  # in one go it would take memory for as much as is allowed
+        data.write(piece)
+        if data.tell() > MAX_PDF_BYTES:
+            raise InputError(
+                f"stdin has more than {MAX_PDF_BYTES:,} bytes; `--image -` reads one image or PDF from it."
+            )
+    if not data.tell():
         raise InputError("stdin is empty; `--image -` reads an image file from it.")
-    return data
+    return data.getvalue()
