@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.cli_kit import call
 from tests.replica_kit import fronted
 from tests.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
+from vlm_app.server.repository.service import Service
 
 TEXT = "translate English to German: The old ship is small."
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
@@ -411,6 +412,15 @@ def field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + written + bytes([size]) + content
 
 
+def test_probes_ask_whether_it_takes_calls(served):
+    with grpc.insecure_channel(served.grpc_address) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"") == check(field(1, b"inference.GRPCInferenceService")) == b"\x08\x01"  # SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            check(field(1, b"mini-t5"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -496,10 +506,13 @@ def test_sixteen_clients_at_once_get_what_one_gets(served):
     assert found == [[alone("mini-t5").generate(text=day).text] * 3 for day in days]
 
 
-def test_a_key_is_needed_but_for_health():
+def test_a_key_is_needed_but_for_health(monkeypatch):
     options = {"grpc_port": 0, "api_key": "SECRET", "max_requests": 1}
     with serving(load("mini-t5"), **options) as found, triton.InferenceServerClient(found.grpc_address) as client:
         assert client.is_server_live() and client.is_server_ready()
+        with grpc.insecure_channel(found.grpc_address) as channel, monkeypatch.context() as patched:
+            patched.setattr(Service, "ready", False)
+            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x02"  # NOT_SERVING
         for headers in ({}, {"authorization": "Bearer WRONG"}, {"authorization": "SECRET"}):
             with pytest.raises(InferenceServerException) as caught:
                 client.infer("mini-t5", [text(TEXT)], headers=headers)

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.kserve.grpc.failures import refusals
+from vlm_app.server.kserve.grpc.health import health_service
 from vlm_app.server.kserve.grpc.server import GrpcServer
 from vlm_app.server.replicas.control import ModelControl
 from vlm_app.server.replicas.grpc_forwarding import SERVICE, Context, GrpcForwarding
@@ -55,13 +56,17 @@ class GrpcFront:
             "RepositoryModelUnload": _handler(self._unload, pb.RepositoryModelUnloadRequest),
         }
         handlers = self._forwarding.handlers() | own
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+        service = grpc.method_handlers_generic_handler(SERVICE.full_name, handlers)
+        server.add_generic_rpc_handlers((service, health_service(self._is_ready)))
 
     async def _live(self, request: Any, context: Context) -> Message:
         return pb.ServerLiveResponse(live=True)
 
     async def _ready(self, request: Any, context: Context) -> Message:
-        return pb.ServerReadyResponse(ready=bool(self._supervisor.ready))
+        return pb.ServerReadyResponse(ready=self._is_ready())
+
+    def _is_ready(self) -> bool:
+        return bool(self._supervisor.ready)
 
     async def _statistics(self, request: Any, context: Context) -> Message:
         model = f"/{_in_path(request.name)}" if request.name else ""

@@ -13,7 +13,7 @@ from vlm.errors import InputError
 from vlm_app.server.kserve.grpc.failures import refusals
 from vlm_app.server.kserve.grpc.receiving import END, next_message, or_error
 
-OPEN = ("ServerLive", "ServerReady")  # health may be asked by all
+OPEN = ("ServerLive", "ServerReady", "Check")  # health may be asked by all
 RECEIVE_SECONDS = 60  # for a request to come whole
 Handler = grpc.RpcMethodHandler | None  # None: there is no such call
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]

@@ -16,6 +16,7 @@ from vlm_app.server.core.errors import Unsupported
 from vlm_app.server.kserve import descriptions, unserved
 from vlm_app.server.kserve.grpc import messages
 from vlm_app.server.kserve.grpc.failures import refusals
+from vlm_app.server.kserve.grpc.health import health_service
 from vlm_app.server.kserve.grpc.streams import InferStream
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.kserve.repository_api import check_unload
@@ -33,15 +34,16 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._services, self._control, self._max_bytes = services, control, max_bytes
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Lets a server answer the service's calls so."""
+        """Lets a server answer the service's calls so, and checks of its health."""
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+        server.add_generic_rpc_handlers((health_service(self._is_ready),))
 
     # --- health and descriptions ---
     async def ServerLive(self, request: Any, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: Context) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=all(service.ready for service in self._services))
+        return pb.ServerReadyResponse(ready=self._is_ready())
 
     async def ModelReady(self, request: Any, context: Context) -> pb.ModelReadyResponse:
         """Says of a model that is not there that it is not ready, as Triton does."""
@@ -122,6 +124,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def LogSettings(self, request: Any, context: Context) -> None:
         await _unserved(context, unserved.LOGS)
+
+    def _is_ready(self) -> bool:
+        return all(service.ready for service in self._services)
 
     def _find(self, request: Any) -> Service:
         return descriptions.find(self._services, request.name, request.version)
