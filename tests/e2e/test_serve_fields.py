@@ -142,6 +142,21 @@ def test_how_many_inputs_there_may_be_is_said(served, field, value, most, found)
     assert error["message"].endswith(f"none of them negative, or a list of 1 to {most} such texts or lists of ids.")
 
 
+LONG, NO_IMAGE = "a word " * 10_000, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(("route", "fields", "param"), [
+    ("completions", {"model": "mini-t5", "prompt": LONG}, "prompt"),
+    ("completions", {"model": "mini-t5", "prompt": "a", "max_tokens": 99_999}, "max_tokens"),
+    ("embeddings", {"model": "mini-t5", "input": LONG}, "input"),
+    ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": LONG}]}, "messages"),
+    ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": [NO_IMAGE]}]}, "messages"),
+])  # fmt: skip
+def test_the_field_of_a_long_or_damaged_input_is_named(served, route, fields, param):
+    error = httpx.post(f"{served.url}/v1/{route}", json=fields).json()["error"]
+    assert error["param"] == param
+
+
 # --- fields that are honoured ---
 def test_logit_bias_is_each_requests_own_whatever_it_runs_with(client, t5):
     plain = t5.generate(text=TEXT)

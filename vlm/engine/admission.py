@@ -130,6 +130,7 @@ class Admission:
                 f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - most} more than the"
                 f" {most} that the engine was built for; {step}",
                 self._longer(prompt + new, most - prompt),
+                settings=("max_new_tokens",) if params.max_new_tokens is not None and prompt < most else (),
             )
         return length
 

@@ -12,7 +12,16 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vlm.errors import AdapterNotFoundError, EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
+from vlm.errors import (
+    AdapterNotFoundError,
+    DocumentError,
+    EngineError,
+    ImageError,
+    LengthError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    VlmError,
+)
 from vlm_app.core.names import one_line
 from vlm_app.server.core.setting_names import for_clients, param_of
 
@@ -33,6 +42,9 @@ UNROUTED_KSERVE = (
     "{} is not served here; there are /v2/models/NAME, …/infer, …/generate, …/config and others: a NAME with a slash in"
     " it is asked over gRPC or at /v1."
 )
+# the field of a route's inputs, which is wrong where an input is too long or damaged
+_INPUTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
+_OF_INPUTS = (LengthError, ImageError, DocumentError)
 # OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
 TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
 _KIND = re.compile(r"\[key\]|[a-z]+(-[a-z]+)+|[a-z-]+\[.*\]")  # pydantic's, of a value: no place in a request
@@ -128,7 +140,7 @@ def _param(error: Exception, path: str) -> str | None:
     if isinstance(error, ModelNotFoundError):
         return "model"
     if not isinstance(error, RequestValidationError):
-        return param_of(error, path)
+        return param_of(error, path) or (_INPUTS.get(path.rstrip("/")) if isinstance(error, _OF_INPUTS) else None)
     first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
     name = first.get("ctx", {}).get("param", place)
