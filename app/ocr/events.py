@@ -23,6 +23,10 @@ class Work:
     done_pages: frozenset[int] = frozenset()
     is_quick: bool = False  # what takes long fails at once: it is asked for again when all else has been read
 
+    def due(self, pages: Iterable[int]) -> list[int]:
+        """Returns those of the document's pages that have no answer yet."""
+        return [page for page in pages if page not in self.done_pages]
+
 
 @dataclass(frozen=True)
 class Opened:

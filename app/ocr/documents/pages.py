@@ -11,7 +11,7 @@ from vlm.errors import DocumentError, InputError, VlmError
 from vlm.stage_clock import StageClock
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.page_reading import PageImages, read_page
-from vlm_app.ocr.events import Work
+from vlm_app.ocr.events import Opened, Unreadable, Work
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -112,6 +112,16 @@ def _first_open(pending: list[tuple[Work, Future[Pages]]]) -> tuple[Work, Future
     """Takes the first of those that are open; waits until one is."""
     wait([future for _, future in pending], return_when=FIRST_COMPLETED)
     return pending.pop(next(i for i, (_, future) in enumerate(pending) if future.done()))
+
+
+def opened(work: Work, future: Future[Pages]) -> tuple[Opened, Pages] | Unreadable:
+    """Waits for a document that is being opened; returns what a job is told of it, with the document if it is open."""
+    try:
+        document = future.result()
+        pages = selected(work.pages, document.num_pages)
+    except VlmError as error:
+        return Unreadable(work.document, error.kind, str(error), work.pages)
+    return Opened(work.document, document.num_pages, pages, document.digest), document
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from vlm.errors import EngineError, VlmError
 from vlm.parallel.environment import be_no_rank
 from vlm_app.core.ray_cluster import first_line, join_cluster
 from vlm_app.core.storage import EXTRA
-from vlm_app.ocr.documents.pages import selected
+from vlm_app.ocr.documents.pages import opened
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Answer, Event, Opened, PageFailed, Unreadable, Work
 from vlm_app.ocr.measures import Measures
@@ -117,21 +117,19 @@ def _opened_first(events: Iterable[Answer]) -> Iterator[Answer]:
 def _rendered(row: Row, images: ShippedImages | None) -> Iterator[Row]:
     """Yields the news that a document is open, then its pages."""
     work: Work = pickle.loads(row["work"])
-    try:
-        document = _renderer(images).open(work.path, is_quick=work.is_quick).result()
-        pages = selected(work.pages, document.num_pages)
-    except VlmError as error:
-        yield _event_row(Unreadable(work.document, error.kind, str(error)))
+    answer = opened(work, _renderer(images).open(work.path, is_quick=work.is_quick))
+    if isinstance(answer, Unreadable):
+        yield _event_row(answer)
         return
-    yield _event_row(Opened(work.document, document.num_pages, pages, document.digest))
-    for page in pages:
-        if page not in work.done_pages:
-            try:
-                image = document.read(page).result()
-            except VlmError as error:
-                yield _event_row(PageFailed(work.document, page, error.kind, str(error)))
-            else:
-                yield _page_row(work.document, page, image)
+    news, document = answer
+    yield _event_row(news)
+    for page in work.due(news.pages):
+        try:
+            image = document.read(page).result()
+        except VlmError as error:
+            yield _event_row(PageFailed(work.document, page, error.kind, str(error)))
+        else:
+            yield _page_row(work.document, page, image)
 
 
 @functools.cache

@@ -13,8 +13,7 @@ from multiprocessing.connection import wait
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from vlm.errors import VlmError
-from vlm_app.ocr.documents.pages import Pages, opening, selected
+from vlm_app.ocr.documents.pages import Pages, opened, opening
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, Reader, Unreadable, Work
 from vlm_app.ocr.measures import Measures
@@ -79,14 +78,13 @@ class DeviceReader:
     def _chunks(self, works: Iterable[Work], limit: int | None) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
         """Yields documents as chunks of their pages, each after the news that it is open."""
         for work, future in opening(self._opener, works, in_order=limit is not None):
-            try:
-                document = future.result()
-                pages = selected(work.pages, document.num_pages)
-            except VlmError as error:
-                yield Unreadable(work.document, error.kind, str(error))
+            answer = opened(work, future)
+            if isinstance(answer, Unreadable):
+                yield answer
                 continue
-            yield Opened(work.document, document.num_pages, pages, document.digest)
-            due = [page for page in pages if page not in work.done_pages][:limit]
+            news, document = answer
+            yield news
+            due = work.due(news.pages)[:limit]
             for start in range(0, len(due), CHUNK):
                 numbers = ",".join(str(page + 1) for page in due[start : start + CHUNK])
                 yield Work(work.document, document.local, numbers, is_quick=work.is_quick), document

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
-from vlm_app.ocr.documents.pages import InProcess, Pages, Renderer, opening, selected
-from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
+from vlm_app.ocr.documents.pages import InProcess, Pages, Renderer, opened, opening
+from vlm_app.ocr.events import Event, PageFailed, PageRead, Unreadable, Work
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.engine_thread import EngineThread, Put
 from vlm_app.ocr.readers.meter import Meter
@@ -110,14 +110,13 @@ class PipelineReader:
     def _pages(self, works: Iterator[Work], put: Put, in_order: bool) -> Iterator[tuple[int, int, Pages]]:
         """Yields the pages to read, of documents as they open."""
         for work, future in opening(self.renderer, _told(works, put), in_order=in_order):
-            try:
-                document = future.result()
-                pages = selected(work.pages, document.num_pages)
-            except VlmError as error:
-                put(Unreadable(work.document, error.kind, str(error), work.pages))
+            answer = opened(work, future)
+            if isinstance(answer, Unreadable):
+                put(answer)
                 continue
-            put(Opened(work.document, document.num_pages, pages, document.digest))
-            yield from ((work.document, page, document) for page in pages if page not in work.done_pages)
+            news, document = answer
+            put(news)
+            yield from ((work.document, page, document) for page in work.due(news.pages))
 
 
 def _told(works: Iterator[Work], put: Put) -> Iterator[Work]:
