@@ -9,7 +9,7 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from vlm.errors import EngineError, VlmError
+from vlm.errors import EngineError, VlmError, counted
 from vlm.interrupts import blocked_interrupts
 from vlm_app.ocr.documents.pages import Pages
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable, Waiting, Work
@@ -83,7 +83,7 @@ class Device:
 
     def _lost(self, opened: Opened) -> Iterator[PageFailed]:
         """Fails the pages that a document has no more: nothing will come of them, and they would take room for good."""
-        reason = f"the document has {opened.num_pages} pages by now; run the same command again."
+        reason = f"the document has {counted(opened.num_pages, 'page')} by now; run the same command again."
         for document, page in list(self.pages):
             if document == opened.document and page >= opened.num_pages:
                 yield from self._failed(PageFailed(document, page, "changed", reason))
