@@ -210,6 +210,27 @@ def test_equal_scores_in_one_ragged_batch(subject):
         assert [o.token_ids for o in (out, *out.alternatives)] == [o.token_ids for o in (alone, *alone.alternatives)]
 
 
+WHAT_GIVES_WAY = {
+    "a first token that is the last": {"max_new_tokens": 1, "forced_bos_token_id": 9, "forced_eos_token_id": [5, 6, 2]},
+    "the same of a search": {
+        "max_new_tokens": 1,
+        "forced_bos_token_id": 9,
+        "forced_eos_token_id": [5, 6, 2],
+        "num_beams": 2,
+    },
+    "one end": {"max_new_tokens": 1, "forced_bos_token_id": 9, "forced_eos_token_id": 6, "num_beams": 2},
+    "the first of two biases": {"sequence_bias": [[[7], 9.0], [[7], 2.0], [[9, 11], 1.0]]},
+}
+
+
+def test_settings_that_give_way_to_later_ones(subject):
+    model, engine = subject
+    inputs = inputs_of(model)[: len(WHAT_GIVES_WAY)]
+    found = decoded(Pipeline(engine, cpu(block_size=8)), model, inputs, WHAT_GIVES_WAY.values())
+    for name, ids, out in zip(WHAT_GIVES_WAY, inputs, found, strict=True):
+        assert out.token_ids == hf(model, ids, **WHAT_GIVES_WAY[name]), name
+
+
 STUCK = {
     "greedy": {"allowed_token_ids": [7, 9, 11], "no_repeat_ngram_size": 1},
     "pairs": {"allowed_token_ids": [7, 9], "no_repeat_ngram_size": 2, "repetition_penalty": 1.2},

@@ -143,7 +143,7 @@ class BatchState:
         put(state.finish, [0] * len(sequences))
         put(state.stop_ids, padded(stop_ids, -1, state.stop_ids.shape[1]))
         if self._changes("forced", settings.any(lambda p: p.forced_tokens)):
-            put(state.forced_bos, settings.each(lambda p: _or_none(p.forced_bos_token_id)))
+            put(state.forced_bos, [_forced_bos(s) for s in sequences])
             put(state.forced_eos, settings.each(lambda p: _forced_eos(p.forced_eos_token_id)))
         if self._changes("loops", settings.any(lambda p: p.loop_detection)):
             put(state.detect_loops, settings.each(lambda p: int(p.loop_detection)))
@@ -257,6 +257,13 @@ def _since(tokens: list[int], top_p_reset_id: int | None) -> int:
 
 def _or_none(token: int | None) -> int:
     return -1 if token is None else token
+
+
+def _forced_bos(sequence: Sequence) -> int:
+    """Returns the token that must come first, -1: any. One that is the last, too, is one of several ends instead."""
+    params = sequence.request.params
+    ends = sequence.max_length == 2 and isinstance(params.forced_eos_token_id, tuple)
+    return -1 if ends else _or_none(params.forced_bos_token_id)
 
 
 def _forced_eos(token: int | tuple[int, ...] | None) -> int:

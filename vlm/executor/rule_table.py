@@ -62,7 +62,8 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
     params, prompt = sequence.request.params, sequence.prompt_length
     if not params.names_tokens and not params.ends_beams:
         return None
-    biases = (*params.sequence_bias, *(((token,), value) for token, value in params.logit_bias))
+    # a sequence has one bias, the last, as Hugging Face has it
+    biases = (*dict(params.sequence_bias).items(), *(((token,), value) for token, value in params.logit_bias))
     parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
     parts.append(
         _always(
