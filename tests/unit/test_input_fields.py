@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +13,22 @@ from vlm.build.store import resolve
 from vlm.errors import InputError
 from vlm.processing.input_fields import InputFields
 from vlm.processing.processor import Processor
+from vlm.requests.sampling_params import SamplingParams
+
+
+def builder_of(model):
+    return Processor.from_engine(EngineDir.open(resolve(model), verify=False)).request_builder
 
 
 @pytest.fixture(scope="module")
 def builder():
-    return Processor.from_engine(EngineDir.open(resolve("mini-t5"), verify=False)).request_builder
+    return builder_of("mini-t5")
+
+
+@pytest.fixture(scope="module")
+def chat():
+    """Builds requests of a model that is asked in words, with images."""
+    return builder_of("mini-llava")
 
 
 def test_what_is_none_is_no_field():
@@ -52,3 +64,40 @@ def test_what_was_read_may_be_read_again(builder):
 def test_ids_that_are_no_tokens(builder, bad):
     with pytest.raises(InputError, match=rf"^token id {bad} is outside the vocabulary of \d+; give ids of this model"):
         builder.read({"input_ids": [5, bad, -7]})
+
+
+def test_an_array_that_is_an_image_alone(chat):
+    """Python cannot say whether it is empty, and was asked so."""
+    picture = np.full((40, 50, 3), 90, np.uint8)
+    alone, listed = (chat.build({"images": each, "prompt": "What?"}, SamplingParams()) for each in (picture, [picture]))
+    assert alone.decoder_prompt_token_ids == listed.decoder_prompt_token_ids and len(alone.images) == 1
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_arrays_of_token_ids(chat, kind):
+    ids = chat.build({"decoder_prompt_token_ids": kind([5, 6, 7])}, SamplingParams()).decoder_prompt_token_ids
+    assert ids == (5, 6, 7) and {type(token) for token in ids} == {int}
+
+
+def test_no_images_beside_a_conversation(chat):
+    """An empty list says nothing about those of the messages."""
+    picture = np.full((40, 50, 3), 90, np.uint8)
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "What is it?"}]
+    source = {"messages": [{"role": "user", "content": content}]}
+    assert len(chat.build({**source, "images": []}, SamplingParams()).images) == 1
+    with pytest.raises(InputError, match=r"^images were given in the messages and besides them"):
+        chat.build({**source, "images": picture}, SamplingParams())
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), 5, "ab", [None], [float("inf")]], ids=str)
+def test_ids_that_are_no_list_of_numbers(builder, ids):
+    """One bad input costs itself: an error of Python's ended all of a call."""
+    with pytest.raises(InputError, match=r"^the input_ids are no list of token ids"):
+        builder.read({"input_ids": ids})
+
+
+@pytest.mark.parametrize("field", ["prompt", "suffix"])
+def test_words_that_are_no_text(builder, chat, field):
+    for each, source in ((builder, {"text": "a"}), (chat, {"prompt": "a"})):
+        with pytest.raises(InputError, match=rf"^the {field} must be a text; got int\.$"):
+            each.build({**source, field: 3}, SamplingParams())

@@ -11,7 +11,7 @@ from vlm.config import VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
-from vlm.processing.input_fields import InputFields
+from vlm.processing.input_fields import InputFields, as_images
 from vlm.registry.images import QuestionUse
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
@@ -37,16 +37,13 @@ class ImageInputs:
         """Returns the images of a prompt: those whose pixel values are there, else those of their sources."""
         if pixels is not None:
             return tuple(self._image(each) for each in _each(pixels))
-        sources = sources or []
-        sources = sources if isinstance(sources, list | tuple) else [sources]
-        return tuple(self._read_image(source) for source in sources)
+        return tuple(self._read_image(source) for source in as_images(sources))
 
     def of_encoder(self, fields: InputFields) -> Image | None:
         """Returns the image that a decoder attends to; None: it is given something else."""
-        if (images := fields.images) is None:
+        if fields.images is None:
             return None if fields.pixel_values is None else self._image(fields.pixel_values)
-        images = images if isinstance(images, list | tuple) else [images]
-        if len(images) != 1:
+        if len(images := as_images(fields.images)) != 1:
             raise InputError(
                 f"{self.family_name} reads one image a request, got {len(images)}; pass a list of inputs:"
                 ' generate(["a.png", "b.png"]).'

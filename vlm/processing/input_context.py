@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from vlm.config import ModelConfig
 from vlm.errors import InputError
 from vlm.processing.conversation import PLACEHOLDER
 from vlm.processing.image_inputs import ImageInputs
-from vlm.processing.input_fields import InputFields
+from vlm.processing.input_fields import InputFields, check_text
 from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
@@ -56,9 +57,13 @@ class InputContext:
         ids = fields.decoder_prompt_token_ids
         return self._start if ids is None else tuple(ids)
 
-    def given_ids(self, fields: InputFields) -> Any:
-        """Returns the token ids that an input has in place of a text."""
-        return fields.encoder_input_ids if self.has_encoder else fields.decoder_prompt_token_ids
+    def prompt_ids(self, fields: InputFields) -> Items[int]:
+        """Returns the token ids that an input has in place of a text; none where it has a text. Those of an array or a
+        tensor become numbers of Python's."""
+        ids = fields.encoder_input_ids if self.has_encoder else fields.decoder_prompt_token_ids
+        if ids is None:
+            return ()
+        return ids if isinstance(ids, list | tuple | range) else [*map(int, ids)]
 
     def prompt_limit(self, params: SamplingParams) -> int:
         """Returns how many tokens a prompt may have: an encoder's, or what a decoder holds apart from the new ones."""
@@ -80,6 +85,7 @@ class InputContext:
 
     def suffix(self, fields: InputFields) -> str:
         """Returns what goes after a text: what is asked for, then what the text was tuned with."""
+        check_text("suffix", fields.suffix)
         suffix, tuned = self.bounded(fields.suffix or ""), fields.prompt_table
         if not isinstance(tuned, TunedPrompt):
             return suffix

@@ -86,6 +86,20 @@ def together(names: Iterable[str]) -> InputError:
     return InputError(f"{listed(names)} were given together; an input has one of them.")
 
 
+def as_images(images: Any) -> list[Any] | tuple[Any, ...]:
+    """Returns the images of an input, of which one may stand alone: an array, too, of which Python cannot say whether
+    it is empty."""
+    if images is None:
+        return ()
+    return images if isinstance(images, list | tuple) else [images]
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raises InputError for what is there and no text."""
+    if not isinstance(value, str | None):
+        raise InputError(f"the {name} must be a text; got {type(value).__name__}.")
+
+
 def read_table(rows: Any) -> PromptTable:
     """Reads the rows of a prompt table [n, hidden]: a tensor, an array, a tuned prompt, or what was read of one. Raises
     InputError for another shape, and for NaN or infinity."""

@@ -59,7 +59,10 @@ def _name_ids(fields: InputFields, context: InputContext) -> None:
     others = ("text", name, *(() if context.prompts is None else ("prompt", "raw_prompt", "messages")))
     if both := fields.among(others):
         raise together(["input_ids", *both])
-    ids = [*map(int, fields.input_ids)]
+    try:
+        ids = [*map(int, fields.input_ids)]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # Hugging Face's tokenizers give [1, n]
+        raise InputError("the input_ids are no list of token ids; give those of one input: [5, 6].") from None
     if not ids:
         raise InputError("the input_ids are empty; give at least one token.")
     if min(ids) < 0 or max(ids) >= context.vocab_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlm.errors import InputError
 from vlm.processing.input_context import InputContext
-from vlm.processing.input_fields import InputFields, together
+from vlm.processing.input_fields import InputFields, check_text, together
 from vlm.processing.questions import put_question
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.tasks import TaskPrompts
@@ -45,6 +45,7 @@ def _put_beginning(fields: InputFields, tasks: TaskPrompts, tokenizer: Tokenizer
     prompt = fields.prompt or tasks.prompt(fields.task, fields.question)
     fields.prompt = fields.task = fields.question = None
     if prompt is not None:
+        check_text("prompt", prompt)
         tokenizer.check_length(prompt, limit)
         fields.decoder_prompt_token_ids = tokenizer.encode(prompt)
 

@@ -8,7 +8,7 @@ from typing import Any
 from vlm.errors import InputError, LengthError, listed
 from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.input_context import InputContext
-from vlm.processing.input_fields import InputFields
+from vlm.processing.input_fields import InputFields, as_images, check_text
 from vlm.processing.prompts import Prompts
 from vlm.requests.answer_form import AnswerForm
 from vlm.requests.image import Image
@@ -24,7 +24,7 @@ def prompt_request(
     in_words, form = prompt.tokens()
     _check_names(fields, context)
     table = fields.table
-    ids = context.given_ids(fields) or (None if in_words is None else [*context.rows_of(table), *in_words])
+    ids = context.prompt_ids(fields) or (None if in_words is None else [*context.rows_of(table), *in_words])
     if not ids:
         raise InputError("there is no prompt: give prompt=, messages= or token ids.")
     shared: dict[str, Any] = {"params": params, "stops": stops, "images": prompt.images, "prompt_table": table}
@@ -63,12 +63,12 @@ class _Prompt:
     ) -> _Prompt:
         """Reads the images. Raises InputError for those that the model does not take."""
         conversation: Conversation | None = fields.messages
-        sources = [] if conversation is None else conversation.images
-        if sources and fields.images:
+        sources, own = [] if conversation is None else conversation.images, as_images(fields.images)
+        if sources and own:
             raise InputError("images were given in the messages and besides them; give each once.")
         if sources and context.images.image_processor is None:
             raise InputError(f"{context.family.name} takes text, not images; leave them out of the messages.")
-        images = context.images.of_prompt(fields.images or sources, fields.pixel_values)
+        images = context.images.of_prompt(own or sources, fields.pixel_values)
         suffix = context.suffix(fields)
         return cls(fields, context, prompts, images, suffix, fields.truncation(context.prompt_limit(params)))
 
@@ -81,7 +81,7 @@ class _Prompt:
             text = self._cut(fields.raw_prompt)
             return self._ids(text + self.suffix, limit=self.limit, cut_part=text, as_given=True), None
         prompt = fields.text if fields.prompt is None else fields.prompt
-        if prompt is None and (not self.images or self.context.given_ids(fields)):
+        if prompt is None and (not self.images or self.context.prompt_ids(fields)):
             return None, None
         text = self._cut(prompt)
         whole, form = self._of_task(self.prompts.of_prompt(text + self.suffix, len(self.images)))
@@ -116,8 +116,7 @@ class _Prompt:
     def _cut(self, prompt: Any) -> str:
         """Returns a prompt, cut to what is read for its limit. Raises LengthError for one that is too long for
         certain."""
-        if not isinstance(prompt, str | None):
-            raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
+        check_text("prompt", prompt)
         if self.limit is not None and self.context.tokenizer is not None:
             return self.context.tokenizer.shortened(prompt or "", self.limit)
         return self.context.bounded(prompt or "")

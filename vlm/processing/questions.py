@@ -7,7 +7,7 @@ from typing import Any
 from vlm.errors import InputError
 from vlm.limits import MAX_QUESTION_CHARACTERS
 from vlm.processing.image_processor import NO_QUESTION
-from vlm.processing.input_fields import InputFields, together
+from vlm.processing.input_fields import InputFields, as_images, together
 from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
 
@@ -43,5 +43,4 @@ def put_question(fields: InputFields, use: QuestionUse) -> None:
 
 def _is_picture(images: Any) -> bool:
     """Says whether images are to be read yet: another process may have done so."""
-    images = images if isinstance(images, list | tuple) else [images]
-    return any(not isinstance(image, ImagePixels | None) for image in images)
+    return any(not isinstance(image, ImagePixels | None) for image in as_images(images))

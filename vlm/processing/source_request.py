@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vlm.errors import InputError, LengthError
 from vlm.processing.input_context import InputContext
-from vlm.processing.input_fields import InputFields
+from vlm.processing.input_fields import InputFields, check_text
 from vlm.processing.tokenization import no_tokenizer
 from vlm.requests.request import Request, Stops
 from vlm.requests.sampling_params import SamplingParams
@@ -42,6 +42,7 @@ def _decoder_prompt(fields: InputFields, context: InputContext) -> tuple[int, ..
         return start
     if fields.tgt_lang is not None and languages is not None and languages.starts_output:
         start = (languages.id(fields.tgt_lang),)
+    check_text("prompt", fields.prompt)
     if not fields.prompt:
         return start
     if context.tokenizer is None:
