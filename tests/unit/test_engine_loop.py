@@ -156,3 +156,15 @@ def test_ngrams_of_an_input_hold_no_more_tokens_than_are_taken(t5, monkeypatch):
     with pytest.raises(LimitError, match=words):
         ask(5)
     assert ask(4) and ask(10) and ask(2**30 - 1)
+
+
+def test_calls_that_are_stopped_end_with_the_step_under_way(t5):
+    """All that are open do, when another one has ended meanwhile, too; later ones are as ever."""
+    length = {"max_new_tokens": 2, "ignore_eos": True}
+    first, second, third = (t5.as_completed([TEXT] * 3, window=1, **length) for _ in range(3))
+    for call in (first, second, third):
+        next(call)
+    third.close()
+    t5.stop()
+    assert not list(first) and not list(second) and is_empty(t5)
+    assert len(list(t5.as_completed([TEXT] * 3, **length))) == 3

@@ -40,7 +40,7 @@ class Pipeline(LoadedModel):
         self.clock = StageClock()  # of what this process does to inputs and outputs
         self.outputs = OutputReader(self.tokenizer, self.family, self.clock)
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
-        self._call: Job | None = None  # that call
+        self._jobs: set[Job] = set()  # of calls under way
         self._builder = self.processor.request_builder
         self._encoder = EncoderCalls(self.llm, self.processor, self.capabilities)
         self._timings = CallTimings(self.llm.encoders.timer, self.clock)
@@ -163,7 +163,7 @@ class Pipeline(LoadedModel):
             page_params=lambda settings: self._params({**settings, **sampling}),
         )
         feed = self.feed = self._prefetch(inputs, prepare, window)
-        job = self._call = self._job(feed)
+        self._jobs.add(job := self._job(feed))
         try:
             for index, result in job.results():
                 results = [(index, result)]
@@ -175,13 +175,14 @@ class Pipeline(LoadedModel):
                         raise whole
                     yield number, whole
         finally:
-            self.feed = self._call = None
+            self.feed = None
+            self._jobs.discard(job)
             job.close()
 
     def stop(self) -> None:
-        """Ends the call of `as_completed` that is under way with the engine's step, however long its inputs would take;
-        any thread may call it."""
-        if (job := self._call) is not None:
+        """Ends the calls of `as_completed` that are under way with the engine's step, however long their inputs would
+        take; any thread may call it."""
+        for job in tuple(self._jobs):  # in one go: calls begin and end meanwhile
             job.stop()
 
     def complete(self, requests: Iterable[Request]) -> list[Completion]:
