@@ -23,6 +23,7 @@ HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 FOLDERS = "vlm|visual_engines|llm_engines|app|tests|training|docs|docker|examples|benchmarks|\\.ci"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 SHELL = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+RATES = re.compile(r"\[([\d,]+(?:(?:,| and) [\d,]+)*)\]\(((?:\.\./)?benchmarks/results/[^()\s]+\.json)\)")
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 SERVED = sorted((ROOT / "benchmarks" / "results" / "serving").glob("*.json"))
 
@@ -154,6 +155,21 @@ def test_the_profiles_are_the_committed_results():
     links = [name for line in lines for name in re.findall(r"results/(\S+?\.json)", line)]
     known = set().union(*(profiles(json.loads((RESULTS[0].parent / name).read_text("utf-8"))) for name in links))
     assert {tuple(line.strip("| ").split(" | ")[1:]) for line in lines} == known
+
+
+def numbers(content: object) -> set[str]:
+    """Returns all numbers of a result, as pages have them: some of its milliseconds as microseconds."""
+    if isinstance(content, dict | list):
+        return set().union(*map(numbers, content.values() if isinstance(content, dict) else content))
+    return {f"{content:,.0f}", f"{content * 1e3:,.0f}"} if isinstance(content, int | float) else set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_rates_that_link_to_a_result_stand_in_it(page):
+    """A result that is measured again takes the place of one of which texts may tell, too."""
+    for rates, link in RATES.findall(text_of(page)):
+        if known := [rate for rate in re.findall(r"\d[\d,]*\d", rates) if "," in rate]:
+            assert set(known) <= numbers(json.loads((page.parent / link).read_text("utf-8"))), link
 
 
 def test_the_readmes_ten_rows_are_of_that_table():
