@@ -1,9 +1,10 @@
 // The product of several rows with a weight (compute capability 9.0).
 //
 // A program computes a tile of the outputs of ROWS rows, or a share of the inputs of one: the SPLITS programs of a
-// cluster send each other their sums in the end, and each adds up those of its share of the rows. One warp copies: it requests the first parts of the weight before the kernels
-// ahead of this one have ended, then those of the rows, and each further one as soon as its place is free. Four warps
-// multiply: the weight is the left side of the tensor cores' products, so that few rows leave no part of them empty.
+// cluster send each other their sums in the end, and each adds up those of its share of the rows. One warp copies: it
+// requests the first parts of the weight before the kernels ahead of this one have ended, then those of the rows, and
+// each further one as soon as its place is free. Four warps multiply: the weight is the left side of the tensor cores'
+// products, so that few rows leave no part of them empty.
 //
 // Sums of products of e4m3 keep some 14 bits in the tensor cores: those of a stage are added in float32.
 //
