@@ -33,7 +33,7 @@ def chat():
 
 def test_what_is_none_is_no_field():
     fields = InputFields.from_mapping({"text": "a", "suffix": None, "truncate": False})
-    assert fields.given() == {"text": "a", "truncate": False}
+    assert fields.by_name() == {"text": "a", "truncate": False}
 
 
 @pytest.mark.parametrize("source", [{"txt": "a", "text": "b"}, {"txt": None}, MappingProxyType({"txt": "a"})])
@@ -57,7 +57,7 @@ def test_to_read_an_input_changes_nothing_of_it(builder):
 
 def test_what_was_read_may_be_read_again(builder):
     first = builder.read({"input_ids": [5, 6], "prompt_table": torch.ones(2, 64), "truncate": 4})
-    assert builder.read(first.given()) == first
+    assert builder.read(first.by_name()) == first
 
 
 @pytest.mark.parametrize("bad", [-1, 10**6, 2**70])

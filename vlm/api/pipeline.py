@@ -125,7 +125,7 @@ class Pipeline(LoadedModel):
         """
         self._check_open()
         many = isinstance(inputs, list | tuple)
-        fields = [{**self._builder.read(one).given(), **options} for one in (inputs if many else [inputs])]
+        fields = [{**self._builder.read(one).by_name(), **options} for one in (inputs if many else [inputs])]
         encodings = self._encoder.encodings(fields, hidden_states=hidden_states, attentions=attentions)
         return encodings if many else encodings[0]
 

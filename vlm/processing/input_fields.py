@@ -49,7 +49,7 @@ class InputFields:
                 f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}."
             ) from None
 
-    def given(self) -> dict[str, Any]:
+    def by_name(self) -> dict[str, Any]:
         """Returns the fields that it has, by name."""
         return {name: value for name in INPUT_KEYS if (value := getattr(self, name)) is not None}
 
