@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -24,6 +25,7 @@ from tests import florence_kit, prompted_kit, tiny
 from tests.donut_kit import FORMS, write_processor
 from tests.prompted_kit import saved
 from tests.server_kit import serving
+from vlm.api.async_pipeline import AsyncPipeline
 
 PROMPT = "w1 w2 w3"
 
@@ -102,6 +104,28 @@ def test_embeddings_are_of_their_tasks(table, tmp_path, monkeypatch):
             torch.testing.assert_close(torch.tensor(found), mean / mean.norm(), atol=1e-5, rtol=1e-4)
         with pytest.raises(openai.BadRequestError, match="no tuned prompts are loaded"):
             client.embeddings.create(model="bare", input=PROMPT, extra_body={"task": 0})
+
+
+def test_a_prompt_that_is_encoded_beside_its_task(tmp_path):
+    """It becomes token ids ahead of the engine, which have the task in them."""
+    florence_kit.write(florence_kit.florence2(), tmp_path / "florence", remote=False)
+    pipe = vlm.load(tmp_path / "florence", device="cpu", cache_dir=tmp_path / "cache")
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 60, 3), np.uint8)).save(file, "PNG")
+    told = {"prompt": "w1", "task": "CAPTION_TO_PHRASE_GROUNDING"}
+    [want] = pipe.encode([{"images": [file.getvalue()], **told}])
+
+    async def encoded():
+        model = AsyncPipeline(pipe)
+        model.start()
+        try:
+            return await model.encode([told], [[file.getvalue()]])
+        finally:
+            await model.close()
+
+    [found] = asyncio.run(encoded())
+    torch.testing.assert_close(found.last_hidden_state, want.last_hidden_state)
+    assert list(found.token_ids) == list(want.token_ids)
 
 
 def test_a_models_own_tasks_and_questions(tmp_path):

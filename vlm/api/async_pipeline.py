@@ -110,10 +110,12 @@ class AsyncPipeline:
         """Returns an input with its text as token ids: the engine's thread is for the device."""
         if not {"text", "prompt", "raw_prompt", "messages"} & fields.keys():
             return fields
-        ids = self.pipeline.request(fields).encoder_input_ids
-        kept = ("images", "pixel_values", "prompt_table", "task", "lora")
-        rest = {name: fields[name] for name in kept if name in fields}
-        return fields if ids is None else {**rest, "encoder_input_ids": list(ids)}
+        request = self.pipeline.request(fields)
+        if (ids := request.encoder_input_ids) is None:
+            return fields
+        rest = {name: fields[name] for name in ("images", "pixel_values", "lora") if name in fields}
+        # what a task stands for is among these: a prompt table, or words
+        return {**rest, "prompt_table": request.prompt_table, "encoder_input_ids": list(ids)}
 
     async def _output(self, completion: Completion) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
