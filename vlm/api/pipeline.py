@@ -180,8 +180,8 @@ class Pipeline(LoadedModel):
             job.close()
 
     def stop(self) -> None:
-        """Ends the calls of `as_completed` that are under way with the engine's step, however long their inputs would
-        take; any thread may call it."""
+        """Ends the calls of `as_completed` that are under way with the engine's step, however long their outputs would
+        take; one that waits for an input ends once that has come. Any thread may call it."""
         for job in tuple(self._jobs):  # in one go: calls begin and end meanwhile
             job.stop()
 
