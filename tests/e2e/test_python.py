@@ -125,10 +125,10 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
 
     def prepare(_) -> None:
         for _ in range(500):
-            with model._preparing():
+            with model._timings.preparing():
                 pass
 
-    monkeypatch.setattr("vlm.api.pipeline.time", SimpleNamespace(perf_counter=seconds))
+    monkeypatch.setattr("vlm.api.call_timings.time", SimpleNamespace(perf_counter=seconds))
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(prepare, range(4)))
     monkeypatch.undo()

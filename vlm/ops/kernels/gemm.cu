@@ -35,6 +35,7 @@ constexpr int PITCH = 2 * TILE + 8;                      // of sums [PAIRS, TILE
 constexpr int VECTORS = RESULTS / 4;
 constexpr int PAIRS_APART = THREADS / VECTORS;           // those of a thread
 constexpr int EACH = (PAIRS_EACH + PAIRS_APART - 1) / PAIRS_APART;
+static_assert(PAIRS_EACH > 0, "a program of a cluster finishes two rows or more");
 #if KIND == INT8
 typedef int Sum;
 #else
