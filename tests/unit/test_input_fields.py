@@ -101,3 +101,33 @@ def test_words_that_are_no_text(builder, chat, field):
     for each, source in ((builder, {"text": "a"}), (chat, {"prompt": "a"})):
         with pytest.raises(InputError, match=rf"^the {field} must be a text; got int\.$"):
             each.build({**source, field: 3}, SamplingParams())
+
+
+@pytest.mark.parametrize("pixels", [[[1]], "abc", 3, [None]], ids=str)
+def test_pixels_that_are_no_image(chat, pixels):
+    with pytest.raises(InputError, match=r"^pixel_values (has shape|is no array)"):
+        chat.build({"pixel_values": pixels, "prompt": "What?"}, SamplingParams())
+
+
+def test_pixels_of_numpy(chat):
+    vision = chat.context.images.vision
+    pixels = np.zeros((vision.num_channels, *vision.usual_size), np.float32)
+    alone, several = (
+        chat.build({"pixel_values": each, "prompt": "What?"}, SamplingParams()) for each in (pixels, pixels[None])
+    )
+    assert len(alone.images) == len(several.images) == 1 and torch.equal(
+        alone.images[0].pixels, torch.zeros(pixels.shape)
+    )
+
+
+def test_a_table_that_is_none(builder):
+    with pytest.raises(InputError, match=r"^the prompt table is no array but str; give floats"):
+        builder.read({"text": "a", "prompt_table": "abc"})
+
+
+def test_a_text_is_cut_to_a_number_of_tokens_or_not_at_all(builder):
+    cut = lambda value: builder.read({"text": "a", "truncate": value}).truncation(8)  # noqa: E731
+    assert [cut(value) for value in (None, False, 0, True, 3, 20)] == [None, None, None, 8, 3, 8]
+    for wrong in (-1, "3", np.array([3, 4])):
+        with pytest.raises(InputError, match=r"^truncate is .*; it must be true, false or a number of tokens\.$"):
+            cut(wrong)

@@ -58,18 +58,18 @@ class ImageInputs:
         picture = load_image(source, detail=self.image_processor, copy=False)  # its pixels are
         return self._image(self.image_processor.read(self.image_processor.with_question(picture, question)))
 
-    def _image(self, image: torch.Tensor | ImagePixels) -> Image:
+    def _image(self, image: Any) -> Image:
         """Raises InputError for pixels [C, H, W] of a size that the model does not take, and for values that are not
         finite."""
-        pixels, vision = image.pixels if isinstance(image, ImagePixels) else image, self.vision
-        shape = tuple(pixels.shape)
+        own, vision = image if isinstance(image, ImagePixels) else _tensor(image), self.vision
+        shape = tuple(own.pixels.shape if isinstance(own, ImagePixels) else own.shape)
         if vision is None:
             raise InputError(f"{self.family_name} takes text, not images; leave the images out.")
         if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
             raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
-        if isinstance(image, ImagePixels):
-            return _finite(Image.from_processor(image, vision))
-        return _finite(Image.from_pixels(image, vision))
+        if isinstance(own, ImagePixels):
+            return _finite(Image.from_processor(own, vision))
+        return _finite(Image.from_pixels(own, vision))
 
 
 def _finite(image: Image) -> Image:
@@ -81,8 +81,18 @@ def _finite(image: Image) -> Image:
     return image
 
 
+def _tensor(pixels: Any) -> torch.Tensor:
+    """Returns pixel values that are a tensor or an array, or lists of numbers. Raises InputError for anything else."""
+    import torch
+
+    try:
+        return torch.as_tensor(pixels)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"pixel_values is no array but {type(pixels).__name__}; give numbers [C, H, W].") from None
+
+
 def _each(pixels: Any) -> Iterable[Any]:
     """Returns the images of pixel_values: a sequence of them, a tensor [n, C, H, W], or one alone."""
     if isinstance(pixels, ImagePixels):
         return [pixels]
-    return pixels if isinstance(pixels, list | tuple) or pixels.ndim == 4 else [pixels]
+    return pixels if isinstance(pixels, list | tuple) or getattr(pixels, "ndim", None) == 4 else [pixels]

@@ -70,12 +70,12 @@ class InputFields:
     def truncation(self, most: int) -> int | None:
         """Returns the tokens that its text is cut to: with truncate=True `most`, with a number so many; None: it is
         not."""
-        truncate = self.truncate or False
-        if isinstance(truncate, bool):
+        truncate = self.truncate
+        if truncate is None or truncate is True:
             return most if truncate else None
-        if not isinstance(truncate, int) or truncate < 1:
+        if not isinstance(truncate, int) or truncate < 0:
             raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
-        return min(most, truncate)
+        return min(most, truncate) if truncate else None
 
 
 INPUT_KEYS = tuple(field.name for field in dataclasses.fields(InputFields))
@@ -109,7 +109,12 @@ def read_table(rows: Any) -> PromptTable:
         return _tuned_table(rows)
     import torch
 
-    rows = torch.as_tensor(rows)
+    try:
+        rows = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"the prompt table is no array but {type(rows).__name__}; give floats [rows, hidden]."
+        ) from None
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
     if not rows.float().isfinite().all():
