@@ -50,8 +50,8 @@ class LoadedModel:
             self.processor = Processor.from_engine(engine, self.adapters, tables, files)
             self._workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "preprocess", take_one_thread)
             opened.callback(self._workers.shutdown, wait=False, cancel_futures=True)
+            self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
             self._opened = opened.pop_all()
-        self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self.tokenizer = self.processor.family, self.processor.tokenizer
         self.image_processor = self.processor.image_processor
         self.config: ModelConfig = self.llm.config
