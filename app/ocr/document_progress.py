@@ -42,9 +42,10 @@ class DocumentProgress:
         return frozenset(self._ledger.attempts(self.number))
 
     # --- what is asked of a reader ---
-    def first_work(self) -> Work | None:
-        """Returns what an earlier run has left to read; None: nothing, so that it need not be opened."""
-        record, done_pages = self._ledger.record(self.number), self.done_pages
+    def first_work(self, done_pages: frozenset[int]) -> Work | None:
+        """Returns what an earlier run, which has done these pages, has left to read; None: nothing, so that it need not
+        be opened."""
+        record = self._ledger.record(self.number)
         is_selected = record.pages is not None and record.selection == self.target.pages
         if is_selected and done_pages.issuperset(record.pages or ()):
             self._missing = set()

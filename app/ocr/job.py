@@ -90,8 +90,9 @@ class Job:
     # --- rounds: works are made as the reader gets to them ---
     def _first_works(self) -> Iterator[Work]:
         for document in list(self._due.values()):
-            self.summary.ledger_pages += len(document.done_pages)
-            if work := document.first_work():
+            done_pages = document.done_pages
+            self.summary.ledger_pages += len(done_pages)
+            if work := document.first_work(done_pages):
                 yield work
             else:
                 self._settle(document)

@@ -223,12 +223,18 @@ WHAT_GIVES_WAY = {
 }
 
 
-def test_settings_that_give_way_to_later_ones(subject):
+def compared(subject, settings):
+    """Inputs in one batch, each with settings of its own, against Hugging Face; returns the outputs by name."""
     model, engine = subject
-    inputs = inputs_of(model)[: len(WHAT_GIVES_WAY)]
-    found = decoded(Pipeline(engine, cpu(block_size=8)), model, inputs, WHAT_GIVES_WAY.values())
-    for name, ids, out in zip(WHAT_GIVES_WAY, inputs, found, strict=True):
-        assert out.token_ids == hf(model, ids, **WHAT_GIVES_WAY[name]), name
+    inputs = inputs_of(model)[: len(settings)]
+    found = decoded(Pipeline(engine, cpu(block_size=8)), model, inputs, settings.values())
+    for name, ids, out in zip(settings, inputs, found, strict=True):
+        assert out.token_ids == hf(model, ids, **settings[name]), name
+    return dict(zip(settings, found, strict=True))
+
+
+def test_settings_that_give_way_to_later_ones(subject):
+    compared(subject, WHAT_GIVES_WAY)
 
 
 STUCK = {
@@ -247,11 +253,7 @@ STUCK = {
 
 def test_allowed_tokens_of_which_none_is_left_come_again(subject):
     """No others do: those of a row, or of a search none of whose beams has any left, in one batch with others."""
-    model, engine = subject
-    inputs = inputs_of(model)[: len(STUCK)]
-    found = decoded(Pipeline(engine, cpu(block_size=8)), model, inputs, STUCK.values())
-    for name, ids, out in zip(STUCK, inputs, found, strict=True):
-        assert out.token_ids == hf(model, ids, **STUCK[name]), name
+    for name, out in compared(subject, STUCK).items():
         assert set(out.token_ids) <= set(STUCK[name].get("allowed_token_ids", out.token_ids))
 
 

@@ -14,7 +14,7 @@ from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.ops import beam_search
-from vlm.ops.beam_candidates import candidates
+from vlm.ops.beam_candidates import best_of_all
 from vlm.ops.beam_state import Groups
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -124,7 +124,7 @@ def test_of_equal_scores_those_are_taken_that_hugging_face_takes(search):
     alone = Groups(groups.slots[:1], groups.rows[:1], groups.padding_slot, groups.most)
     state.beams.scores[:width] = torch.tensor([-1.0, -2.0, -1.0, -2.0, -3.0])[:width]
     logprobs = logits_of(search, 1).log_softmax(-1)
-    found = candidates(logprobs, True, state.slots, state.beams, alone)
+    found = best_of_all(logprobs, state.slots, state.beams, alone)
     accumulated = (logprobs + state.beams.scores[:width, None]).view(1, -1)
     beam_ids = torch.arange(width)[None, :, None].int()
     scores, sequences, parents = GenerationMixin()._get_top_k_continuations(

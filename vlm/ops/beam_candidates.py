@@ -31,23 +31,9 @@ def num_candidates(state: SequenceState, groups: Groups, stops: Tensor | None = 
     return count if stops is None else count + (stops.sum(1)[groups.rows.long()] * exist).sum(1)
 
 
-def candidates(
-    logits: Tensor,
-    normalized: bool,
-    state: SequenceState,
-    beams: BeamState,
-    groups: Groups,
-    stops: Tensor | None = None,
-) -> Candidates:
-    """Returns as many as `num_candidates` says of each group by logits [R, V], log-probabilities where they are
-    `normalized`: always so on a CPU, where the groups are of one size."""
-    if logits.is_cuda:
-        return _best_of_likeliest(logits, normalized, state, beams, groups, num_candidates(state, groups, stops))
-    return _best_of_all(logits, state, beams, groups)
-
-
-def _best_of_all(logprobs: Tensor, state: SequenceState, beams: BeamState, groups: Groups) -> Candidates:
-    """Takes the best of all tokens of all beams, which lie as in Hugging Face's search: equal ones fall alike."""
+def best_of_all(logprobs: Tensor, state: SequenceState, beams: BeamState, groups: Groups) -> Candidates:
+    """Takes the best of all tokens of all beams by log-probabilities [R, V], as many as `most` of groups of one size.
+    They lie as in Hugging Face's search: equal ones fall alike."""
     slots, rows, vocab_size = groups.slots.long(), groups.rows.long(), logprobs.shape[1]
     scores, must = beams.scores[slots], _forced(state, slots)
     # index_select copies rows as they lie: six times as fast as indexing
@@ -73,11 +59,13 @@ def _priced(total: Tensor, diversity: Tensor, most: int) -> Tensor:
     return torch.where(diversity > 0, torch.full_like(total, float("-inf")).scatter(2, token, priced), total)
 
 
-def _best_of_likeliest(
-    logits: Tensor, normalized: bool, state: SequenceState, beams: BeamState, groups: Groups, keep: Tensor
+def best_of_likeliest(
+    logits: Tensor, normalized: bool, state: SequenceState, beams: BeamState, groups: Groups, stops: Tensor | None
 ) -> Candidates:
-    """Takes the best of each beam's likeliest tokens, in sizes that do not follow from what is on the device."""
+    """Takes the best of each beam's likeliest tokens by logits [R, V], log-probabilities where they are `normalized`:
+    as many as `num_candidates` says, in sizes that do not follow from what is on the device."""
     exist, slots, rows = groups.beams, groups.slots.long(), groups.rows.long()
+    keep = num_candidates(state, groups, stops)
     most = min(logits.shape[1], groups.most)  # of a beam
     count = min(slots.shape[1] * most, groups.most)  # of a group
     best, token, normalizer = topk_logprobs(logits, most)  # of a row: what is added to it is the same for all

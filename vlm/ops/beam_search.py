@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.beam_candidates import Candidates, candidates, num_candidates
+from vlm.ops.beam_candidates import Candidates, best_of_all, best_of_likeliest, num_candidates
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping, Groups
 from vlm.ops.paged_kv import KVCache
 from vlm.ops.sequence_state import SequenceState
@@ -52,28 +52,23 @@ def reference_step(
     stops: Tensor | None = None,
 ) -> Tensor:
     if logits.is_cuda:  # a graph, whose sizes are those of the widest
-        return _step(logits, normalized, state, beams, groups, stops)
+        return _step(best_of_likeliest(logits, normalized, state, beams, groups, stops), state, beams, groups, stops)
     logprobs = logits.float() if normalized else logits.float().log_softmax(-1)
     runs = groups.beams[:, 0] & (state.finish[groups.slots[:, 0].long()] == RUNNING)
     parents = torch.arange(groups.slots.shape[1]).repeat(len(runs), 1)
     for chosen, alike in groups.of_one_size(runs, num_candidates(state, groups, stops)):
-        parents[chosen, : alike.slots.shape[1]] = _step(logprobs, True, state, beams, alike, stops)
+        continuations = best_of_all(logprobs, state, beams, alike)
+        parents[chosen, : alike.slots.shape[1]] = _step(continuations, state, beams, alike, stops)
     return parents
 
 
 def _step(
-    logits: Tensor,
-    normalized: bool,
-    state: SequenceState,
-    beams: BeamState,
-    groups: Groups,
-    stops: Tensor | None,
+    continuations: Candidates, state: SequenceState, beams: BeamState, groups: Groups, stops: Tensor | None
 ) -> Tensor:
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     alive = (state.finish[leaders] == RUNNING)[:, None]
     length, limit = state.lengths[leaders][:, None], state.max_lengths[leaders][:, None]
-    continuations = candidates(logits, normalized, state, beams, groups, stops)
     there = continuations.scores > NONE / 2  # of a beam that exists: at first there is one alone
     ends = (state.stop_ids[leaders][:, None] == continuations.tokens[..., None]).any(-1) | (length + 1 >= limit)
     if stops is not None:

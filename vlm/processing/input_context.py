@@ -24,7 +24,7 @@ from vlm.requests.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class InputContext:
-    """One engine's, of which every step from an input to its request knows as much as it needs."""
+    """Holds what every step from an input to its request may ask of an engine: what reads it, and its limits."""
 
     family: FamilySpec
     config: ModelConfig  # the decoder's, or that of an encoder alone
@@ -45,10 +45,12 @@ class InputContext:
 
     @cached_property
     def languages(self) -> Languages | None:
+        """Returns the languages that a tokenizer has codes for, if it has."""
         return self.tokenizer.languages if self.tokenizer else None
 
     @cached_property
     def _start(self) -> tuple[int, ...]:
+        """Returns the model's start token."""
         token = self.generation.get("decoder_start_token_id")
         return (self.config.decoder_start_token_id if token is None else token,)
 
