@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlm.config import VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
-from vlm.processing.input_fields import InputFields, as_images
+from vlm.processing.input_fields import InputFields, as_images, as_tensor
 from vlm.registry.images import QuestionUse
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,8 @@ class ImageInputs:
     def _image(self, image: Any) -> Image:
         """Raises InputError for pixels [C, H, W] of a size that the model does not take, and for values that are not
         finite."""
-        own, vision = image if isinstance(image, ImagePixels) else _tensor(image), self.vision
-        shape = tuple(own.pixels.shape if isinstance(own, ImagePixels) else own.shape)
+        own = image if isinstance(image, ImagePixels) else as_tensor("pixel_values", image, "numbers [C, H, W]")
+        shape, vision = tuple(own.pixels.shape if isinstance(own, ImagePixels) else own.shape), self.vision
         if vision is None:
             raise InputError(f"{self.family_name} takes text, not images; leave the images out.")
         if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
@@ -79,16 +76,6 @@ def _finite(image: Image) -> Image:
         if not math.isfinite(least) or not math.isfinite(most):
             raise InputError("pixel_values has values that are NaN or infinite; give numbers that are finite.")
     return image
-
-
-def _tensor(pixels: Any) -> torch.Tensor:
-    """Returns pixel values that are a tensor or an array, or lists of numbers. Raises InputError for anything else."""
-    import torch
-
-    try:
-        return torch.as_tensor(pixels)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"pixel_values is no array but {type(pixels).__name__}; give numbers [C, H, W].") from None
 
 
 def _each(pixels: Any) -> Iterable[Any]:

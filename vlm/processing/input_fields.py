@@ -6,11 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.prompt_tables import NOT_FINITE, TunedPrompt
 from vlm.errors import InputError, listed
 from vlm.requests.prompt_table import PromptTable
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)  # not frozen: to copy it for each field that a step changes would take longer than all the steps
@@ -100,6 +103,16 @@ def check_text(name: str, value: Any) -> None:
         raise InputError(f"the {name} must be a text; got {type(value).__name__}.")
 
 
+def as_tensor(name: str, values: Any, allowed: str) -> torch.Tensor:
+    """Returns a tensor, an array or lists of numbers as a tensor. Raises InputError for anything else."""
+    import torch
+
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} is no array but {type(values).__name__}; give {allowed}.") from None
+
+
 def read_table(rows: Any) -> PromptTable:
     """Reads the rows of a prompt table [n, hidden]: a tensor, an array, a tuned prompt, or what was read of one. Raises
     InputError for another shape, and for NaN or infinity."""
@@ -107,14 +120,7 @@ def read_table(rows: Any) -> PromptTable:
         return rows
     if isinstance(rows, TunedPrompt):
         return _tuned_table(rows)
-    import torch
-
-    try:
-        rows = torch.as_tensor(rows)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"the prompt table is no array but {type(rows).__name__}; give floats [rows, hidden]."
-        ) from None
+    rows = as_tensor("the prompt table", rows, "floats [rows, hidden]")
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
     if not rows.float().isfinite().all():

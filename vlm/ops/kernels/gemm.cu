@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
     const float* x_scale, const void* bias, void* y, int rows) {
     extern __shared__ char unaligned[];
     const u32 memory = (shared_address(unaligned) + 1023) & ~1023u, ring_end = memory + STAGES * STAGE;
-    // other programs send their sums while this one still multiplies; its own take the place of the stages
+    // sums take the place of the stages; not those that other programs send while this one still multiplies
     const u32 sums = SPLITS > 1 ? ring_end : memory, full = ring_end + (SPLITS > 1 ? 4 * PAIRS * PITCH : 0);
     const u32 empty = full + 8 * STAGES, arrived = empty + 8 * STAGES;
 

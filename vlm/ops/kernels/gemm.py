@@ -58,8 +58,8 @@ class Shape:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums that other
-        programs send lie beside the stages, a program's own in their place."""
+        """Bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums take the place
+        of the stages, or lie beside them where other programs send some."""
         ring, sums = self.stages * LINE * (TILE + self.rows), _sums(self.rows)
         return 1024 + (ring + sums if self.splits > 1 else max(ring, sums)) + 16 * self.stages + 8
 
