@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import vlm
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.store import resolve
 from vlm.errors import InputError
@@ -131,3 +132,25 @@ def test_a_text_is_cut_to_a_number_of_tokens_or_not_at_all(builder):
     for wrong in (-1, "3", np.array([3, 4])):
         with pytest.raises(InputError, match=r"^truncate is .*; it must be true, false or a number of tokens\.$"):
             cut(wrong)
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), 5, "ab"], ids=str)
+def test_ids_by_their_own_names_that_are_no_list(builder, chat, ids):
+    for reader, name in ((builder, "encoder_input_ids"), (chat, "decoder_prompt_token_ids")):
+        with pytest.raises(InputError, match=rf"^the {name} are no list of token ids"):
+            reader.read({name: ids})
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    pipeline = vlm.load("mini-t5", device="cpu")
+    yield pipeline
+    pipeline.close()
+
+
+@pytest.mark.parametrize("ids", [[[5, 6]], ["a"], [None], [5, "a"]], ids=str)
+def test_a_list_of_no_ids_costs_its_own_input(pipeline, ids):
+    inputs = [{"encoder_input_ids": each} for each in ([5, 6], ids)]
+    results = dict(pipeline.as_completed(inputs, on_error="yield", max_new_tokens=2))
+    assert isinstance(results[0], vlm.Output)
+    assert isinstance(results[1], InputError) and str(results[1]).startswith("the token ids are no numbers")

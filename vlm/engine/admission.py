@@ -182,7 +182,11 @@ def _check_rows(count: int, most: int) -> None:
 
 
 def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int, setting: str | None = None) -> None:
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size + rows):
+    try:
+        are_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size + rows)
+    except TypeError:
+        raise InputError("the token ids are no numbers; give those of one input: [5, 6].") from None
+    if not are_known:
         bad = next(t for t in token_ids if not 0 <= t < vocab_size + rows)
         table = f" and its prompt table of {rows} rows" if rows else ""
         of = f" of {setting}" if setting else ""

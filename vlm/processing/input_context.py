@@ -60,12 +60,8 @@ class InputContext:
         return self._start if ids is None else tuple(ids)
 
     def prompt_ids(self, fields: InputFields) -> Items[int]:
-        """Returns the token ids that an input has in place of a text; none where it has a text. Those of an array or a
-        tensor become numbers of Python's."""
-        ids = fields.encoder_input_ids if self.has_encoder else fields.decoder_prompt_token_ids
-        if ids is None:
-            return ()
-        return ids if isinstance(ids, list | tuple | range) else [*map(int, ids)]
+        """Returns the token ids that an input has in place of a text; none where it has a text."""
+        return (fields.encoder_input_ids if self.has_encoder else fields.decoder_prompt_token_ids) or ()
 
     def prompt_limit(self, params: SamplingParams) -> int:
         """Returns how many tokens a prompt may have: an encoder's, or what a decoder holds apart from the new ones."""

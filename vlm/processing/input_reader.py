@@ -15,6 +15,7 @@ from vlm.processing.input_tasks import put_task
 ENCODER_KEYS = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
 PROMPT_KEYS = ("prompt", "raw_prompt", "messages", "text")
 IMAGE_KEYS = ("images", "pixel_values")
+LISTS = (list, tuple, range, type(None))
 
 
 def read_input(source: Any, context: InputContext) -> InputFields:
@@ -26,6 +27,11 @@ def read_input(source: Any, context: InputContext) -> InputFields:
         fields.prompt_table = read_table(rows)
     if fields.input_ids is not None:
         _name_ids(fields, context)
+    # of a list each is looked at by the engine, those of a whole call at once
+    if not isinstance(fields.encoder_input_ids, LISTS):
+        fields.encoder_input_ids = _numbers("encoder_input_ids", fields.encoder_input_ids)
+    if not isinstance(fields.decoder_prompt_token_ids, LISTS):
+        fields.decoder_prompt_token_ids = _numbers("decoder_prompt_token_ids", fields.decoder_prompt_token_ids)
     _check_names(fields, context)
     if fields.messages is not None:
         fields.messages = read_conversation(fields.messages, context)
@@ -59,10 +65,7 @@ def _name_ids(fields: InputFields, context: InputContext) -> None:
     others = ("text", name, *(() if context.prompts is None else ("prompt", "raw_prompt", "messages")))
     if both := fields.among(others):
         raise together(["input_ids", *both])
-    try:
-        ids = [*map(int, fields.input_ids)]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # Hugging Face's tokenizers give [1, n]
-        raise InputError("the input_ids are no list of token ids; give those of one input: [5, 6].") from None
+    ids = _numbers("input_ids", fields.input_ids)
     if not ids:
         raise InputError("the input_ids are empty; give at least one token.")
     if min(ids) < 0 or max(ids) >= context.vocab_size:
@@ -70,6 +73,14 @@ def _name_ids(fields: InputFields, context: InputContext) -> None:
         raise InputError(f"token id {bad} is outside the vocabulary of {context.vocab_size}; give ids of this model.")
     fields.input_ids = None
     setattr(fields, name, ids if fields.prompt_table is None else [*context.rows_of(fields.table), *ids])
+
+
+def _numbers(name: str, ids: Any) -> list[int]:
+    """Returns token ids as numbers of Python's. Raises InputError where some are none."""
+    try:
+        return [*map(int, ids)]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # Hugging Face's tokenizers give [1, n]
+        raise InputError(f"the {name} are no list of token ids; give those of one input: [5, 6].") from None
 
 
 def _check_names(fields: InputFields, context: InputContext) -> None:
