@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 CAPABILITY = (9, 0)
 DTYPE = torch.bfloat16
-FLOAT32_STATE = ("beam_search", "w8a8")  # cases whose scores and scales are made in the default type
+FLOAT32_STATE = ("append_likeliest", "beam_search", "w8a8")  # cases whose scores are made in the default type
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv",

@@ -18,6 +18,7 @@ from vlm.ops import add_layer_norm as norm_op
 from vlm.ops import add_lora as lora_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import append_and_check_stop as append_op
+from vlm.ops import append_likeliest as likeliest_op
 from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
 from vlm.ops import kv_write as write_op
@@ -29,7 +30,6 @@ from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import prompt_lookup as lookup_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import rotary_angles as angles_op
-from vlm.ops import sample as sample_op
 from vlm.ops import scale_rows as scale_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
@@ -38,6 +38,7 @@ from vlm.ops.kernels import activation as activation_kernel
 from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import append_and_check_stop as append_kernel
+from vlm.ops.kernels import append_likeliest as likeliest_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import embed as embed_kernel
@@ -52,7 +53,6 @@ from vlm.ops.kernels import prompt_lookup as lookup_kernel
 from vlm.ops.kernels import qk_norm as qk_norm_kernel
 from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
-from vlm.ops.kernels import sample as sample_kernel
 from vlm.ops.kernels import scale_rows as scale_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
@@ -61,6 +61,7 @@ from vlm.ops.kernels import widen as widen_kernel
 from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
+from vlm.ops.sequence_state import SequenceState
 
 SLOTS = 6
 # capped alone, windows of one key, of fewer keys than a tile and of more
@@ -659,18 +660,32 @@ def rounded_ahead(device: torch.device) -> None:
             assert torch.equal(make()[1] + 0, rows)
 
 
-def greedy(device: torch.device) -> None:
-    for vocab in (7, 1000, 50001):
-        logits = torch.randn(4, vocab).round(decimals=1).to(device)  # rounded: many equals
+def append_likeliest(device: torch.device) -> None:
+    for vocab, padding in ((7, 0), (1000, 0), (50001, 0), (50001, 7)):
+        wide = torch.randn(5, vocab + padding).round(decimals=1).to(device)  # rounded: many equals
+        wide[:, vocab:] = torch.nan
+        logits = wide[:, :vocab]
         logits[1, :] = 0.5
-        want, want_logprob = logits.argmax(-1), logits.log_softmax(-1).max(-1).values
+        states = [slots_that_decode(SLOTS, device) for _ in range(2)]
+        slots = torch.tensor([3, 1, 0, 2, SLOTS], dtype=torch.int32, device=device)
+        likeliest_op.reference(states[0], slots, logits)
+        likeliest_kernel.append_likeliest(states[1], slots, logits)
         # the first of equals
-        want = (logits == logits.gather(-1, want[:, None])).int().argmax(-1)
-        token, logprob = sample_kernel.greedy(logits)
-        assert torch.equal(token, want)
-        torch.testing.assert_close(logprob, want_logprob, atol=2e-5, rtol=1e-5)
-        reference_token, _ = sample_op.greedy_reference(logits)
-        assert torch.equal(logits.gather(-1, reference_token[:, None]), logits.gather(-1, token[:, None]))
+        want = (logits == logits.amax(1, keepdim=True)).int().argmax(1)
+        assert torch.equal(states[1].tokens[slots[:4].long(), 1].long(), want[:4])
+        torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
+        for name in ("tokens", "lengths", "finish", "loop_runs"):
+            assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
+
+
+def slots_that_decode(count: int, device: torch.device) -> SequenceState:
+    """Returns so many slots, and the padding slot, of which all but that have a first token."""
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
+
+    state = BatchState(count, 260, CacheShape(8, 8, 4, 4), device).slots
+    state.finish[:count] = 0
+    return state
 
 
 def topk_logprobs(device: torch.device) -> None:
@@ -811,15 +826,10 @@ def copy_blocks(device: torch.device) -> None:
 
 
 def append_and_check_stop(device: torch.device) -> None:
-    from vlm.executor.batch_state import BatchState
-    from vlm.executor.kv_cache import CacheShape
-
-    states = [BatchState(SLOTS, 260, CacheShape(8, 8, 4, 4), device).slots for _ in range(2)]
     # a list of end tokens that is looked at in parts
     many = torch.full((SLOTS + 1, 256), -1, dtype=torch.int32, device=device)
-    states = [dataclasses.replace(state, stop_ids=many.clone()) for state in states]
+    states = [dataclasses.replace(slots_that_decode(SLOTS, device), stop_ids=many.clone()) for _ in range(2)]
     for state in states:
-        state.finish[:SLOTS] = 0
         state.finish[2] = 1
         state.max_lengths[0] = 5
         state.forced_eos[0] = 77
@@ -866,7 +876,7 @@ CASES = {
         scale_rows,
         w8a8,
         rounded_ahead,
-        greedy,
+        append_likeliest,
         topk_logprobs,
         beam_search,
         copy_blocks,

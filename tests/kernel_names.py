@@ -27,7 +27,7 @@ NAMES = (
     "scale_rows",
     "w8a8",
     "rounded_ahead",
-    "greedy",
+    "append_likeliest",
     "topk_logprobs",
     "beam_search",
     "copy_blocks",

@@ -49,7 +49,9 @@ def test_half_precision_attention_at_nougat_size(rows, dtype):
 @pytest.mark.parametrize("rows", [1, 2, 8, 32, 200])
 def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
     """Its padding, which is NaN here, shows neither in the logits nor in what is chosen by them."""
+    from tests.kernel_cases import slots_that_decode
     from vlm.ops import sample, topk_logprobs
+    from vlm.ops.append_likeliest import append_likeliest
     from vlm.ops.linear import linear
     from vlm.ops.padded_rows import padded, with_padding
 
@@ -62,7 +64,9 @@ def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
         want = torch.nn.functional.linear(x.double(), weight.double(), None if added is None else added.double())
         logits = linear(x, weight, added)
         assert logits.shape == want.shape and (logits - want).norm() < tolerance * want.norm()
-        token, logprob = sample.greedy(logits)
+        state = slots_that_decode(rows, logits.device)
+        append_likeliest(state, torch.arange(rows, dtype=torch.int32, device="cuda"), logits)
+        token, logprob = state.tokens[:rows, 1].long(), state.logprobs[:rows, 1]
         assert torch.equal(logits.gather(1, token[:, None])[:, 0], logits.amax(1))
         torch.testing.assert_close(logprob, sample.log_probability(logits, token), atol=1e-3, rtol=1e-3)
         values, ids, _ = topk_logprobs.topk_logprobs(logits, 5)

@@ -13,6 +13,7 @@ from vlm.executor.sampling_plan import SamplingPlan
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, logits_processors, sample
 from vlm.ops.append_and_check_stop import append_and_check_stop
+from vlm.ops.append_likeliest import append_likeliest
 from vlm.ops.beam_state import Groups
 from vlm.ops.prompt_lookup import propose
 from vlm.ops.token_rules import END, row_rules
@@ -68,18 +69,16 @@ class Sampler:
     def _sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Chooses the next token of every row that is no beam."""
         state, how = self.state, plan.single
-        if how == "greedy":
-            token, logprob = sample.greedy(logits)
-        else:
-            slots = rows.all.long()
-            scores = logits if how == "sample" else self._processed(logits, rows, plan)
-            token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
-            logprob = sample.log_probability(logits, token)
         if plan.top:
             self._keep_top(logits, rows.all.long())
-        append_and_check_stop(state.slots, rows.single, token, logprob)
-        if how != "greedy":
-            state.sampling.after(rows.all.long(), state.slots)
+        if how == "greedy":
+            append_likeliest(state.slots, rows.single, logits)
+            return
+        slots = rows.all.long()
+        scores = logits if how == "sample" else self._processed(logits, rows, plan)
+        token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
+        append_and_check_stop(state.slots, rows.single, token, sample.log_probability(logits, token))
+        state.sampling.after(slots, state.slots)
 
     def _processed(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan, groups: Groups | None = None) -> Tensor:
         state = self.state

@@ -31,7 +31,7 @@ class Blocks(nn.ModuleList):
         x, delta = self.stages.received(x), None
         for block in self:
             x, delta = block(x, delta, batch, *more)
-        self.stages.hand_on(x if delta is None else x + delta)  # their sum alone: half as much, of x's own type
+        self.stages.hand_on(x, delta)  # as their sum: half as much, of x's own type
         if batch.recorder is not None and len(self.counts) > 1:
             batch.recorder.hidden_states = self._of_all_stages(batch.recorder.hidden_states)
         return x, delta

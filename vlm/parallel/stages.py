@@ -33,10 +33,10 @@ class Stages:
         empty = torch.empty_like(x, memory_format=torch.contiguous_format)
         return self.ranks.receive(empty, self.place.rank - 1)
 
-    def hand_on(self, x: Tensor) -> None:
-        """Sends x to the next stage; the last one keeps it."""
+    def hand_on(self, x: Tensor, delta: Tensor | None = None) -> None:
+        """Sends x, and `delta` added to it, to the next stage; the last one keeps them."""
         if not self.is_last:
-            self.ranks.send(x, self.place.rank + 1)
+            self.ranks.send(x if delta is None else x + delta, self.place.rank + 1)
 
     def from_last(self, x: Tensor) -> Tensor:
         """Returns the last stage's x on every stage; those of the others have its shape and type."""

@@ -1,0 +1,58 @@
+"""The end of a greedy step: the likeliest token of each part of the vocabulary, in parallel; what appends the first of
+them adds up their shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.kernels.append_and_check_stop import append
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.padded_rows import VECTOR
+
+if TYPE_CHECKING:
+    from vlm.ops.sequence_state import SequenceState
+
+PART = 4096  # tokens of the vocabulary a program: 128 rows of 50,000 are one wave of them
+
+
+@dependent
+def _likeliest(
+    logits_ptr, token_ptr, best_ptr, sum_ptr, V, stride, vectors, PART: tl.constexpr, VECTOR: tl.constexpr
+):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = part * PART + tl.arange(0, PART)
+    x = tl.load(logits_ptr + row * stride * VECTOR + i, mask=i // VECTOR < vectors, other=0.0)
+    x = tl.where(i < V, x.to(tl.float32), -float("inf"))
+    best, at = tl.max(x, 0, return_indices=True)  # the first of equals
+    out = row * tl.num_programs(1) + part
+    tl.store(token_ptr + out, part * PART + at)
+    tl.store(best_ptr + out, best)
+    tl.store(sum_ptr + out, tl.sum(tl.exp(x - best)))
+
+
+def append_likeliest(state: SequenceState, slots: Tensor, logits: Tensor) -> None:
+    rows, vocab_size = logits.shape
+    parts = triton.cdiv(vocab_size, PART)
+    tokens = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    best, sums = torch.empty((2, rows, parts), dtype=torch.float32, device=logits.device)
+    vector = VECTOR if _in_vectors(logits) else 1
+    _likeliest[(rows, parts)](
+        logits, tokens, best, sums, vocab_size, logits.stride(0) // vector, triton.cdiv(vocab_size, vector), PART=PART,
+        VECTOR=vector, num_warps=4,
+    )  # fmt: skip
+    append(state, slots, tokens, best, sums)
+
+
+def _in_vectors(logits: Tensor) -> bool:
+    """Says whether rows begin at whole vectors, and memory goes on to the end of the last one's last vector."""
+    stride, (rows, vocab_size) = logits.stride(0), logits.shape
+    end = logits.storage_offset() + (rows - 1) * stride + triton.cdiv(vocab_size, VECTOR) * VECTOR
+    has_whole_rows = stride % VECTOR == 0 and logits.storage_offset() % VECTOR == 0
+    return bool(has_whole_rows and end * logits.element_size() <= logits.untyped_storage().nbytes())
