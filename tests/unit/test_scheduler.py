@@ -156,7 +156,7 @@ def engine(
     alone = not config.cross_attention
     schedule = SchedulerConfig(
         slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone and not batch_invariant,
-        max_adapters=2, batch_invariant=batch_invariant, num_speculative_tokens=drafts,
+        max_adapters=2, batch_invariant=batch_invariant, num_speculative_tokens=drafts, asynchronous=asynchronous,
     )  # fmt: skip
     return LLMEngine(
         Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
@@ -338,6 +338,17 @@ def test_who_joins_has_a_token_ahead_of_the_others():
         updates = {update.request_id: len(update.token_ids) for update in llm.step()}
         assert updates == ({first: 1}, {first: 16, second: 17}, {first: 8, second: 8})[turn]
     assert found == [(1, 1, 0), (2, 1, 16), (2, 0, 8)] and not llm.has_work
+
+
+@pytest.mark.parametrize(("prompt", "want"), [(10, [(2, 2, 0), (2, 0, 16)]), (1, [(2, 0, 1), (2, 0, 15)])])
+def test_an_idle_device_goes_on_behind_the_first_tokens(prompt, want):
+    """They are reported while it does."""
+    llm = engine(200, 8, 16, True, ALONE)
+    params, found = SamplingParams(max_new_tokens=25, seed=1, ignore_eos=True), noted_bursts(llm)
+    ids = [llm.add(Request((10 + n,) * prompt, params=params)) for n in range(2)]
+    assert [(u.request_id, len(u.token_ids)) for u in llm.step()] == [(ids[0], 1), (ids[1], 1)] and found == want
+    later = [len(update.token_ids) for _ in range(2) for update in llm.step()]
+    assert sum(later) == 48 and not llm.has_work and sum(n for *_, n in found) == 25 - (prompt > 1)
 
 
 @pytest.mark.parametrize("steps_apart", [0, 1, 3])

@@ -93,6 +93,7 @@ def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig)
         max_adapters=executor.adapters.num_slots,
         batch_invariant=runtime.batch_invariant,
         num_speculative_tokens=runtime.num_speculative_tokens,
+        asynchronous=executor.asynchronous,
     )
     return Scheduler(BlockManager(runner.shape.num_self, runner.shape.num_cross), schedule)
 

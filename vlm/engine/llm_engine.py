@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -58,7 +59,7 @@ class LLMEngine:
         self._sequences: dict[int, Sequence] = {}
         self._aborted_ids: set[int] = set()
         self._unloaded: set[int] = set()  # adapters that some sequence may still have
-        self._in_flight: DecodeBurst | None = None
+        self._in_flight: deque[DecodeBurst] = deque()
         self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
 
@@ -130,13 +131,9 @@ class LLMEngine:
             self._at_work = [sequence for sequence, _ in plan.prefills]
             self.executor.prefill(plan.prefills)
         self._at_work = plan.running
-        burst = None
         if plan.running:
-            burst = self.executor.launch(plan.running, plan.steps, plan.drafts, first=plan.first)
-            self.executor.encode_waiting(self.scheduler.waiting)
-        last, self._in_flight = self._in_flight, burst
-        if last is not None:
-            self._updates += self._apply(last)
+            self._launch(plan)
+        self._updates += self._collect(but=int(bool(plan.running)))
         if not self.executor.asynchronous or not self._more_to_launch():
             self._updates += self._collect()
         return self._reported()
@@ -201,14 +198,24 @@ class LLMEngine:
 
     def _schedule(self) -> Plan:
         try:
-            return self.scheduler.schedule(in_flight=self._in_flight is not None)
+            return self.scheduler.schedule(in_flight=bool(self._in_flight))
         except OutOfBlocks:
             self._updates += self._collect()
             return self.scheduler.schedule(in_flight=False)
 
-    def _collect(self) -> list[TokenUpdate]:
-        burst, self._in_flight = self._in_flight, None
-        return self._apply(burst) if burst is not None else []
+    def _launch(self, plan: Plan) -> None:
+        """Starts the plan's bursts, and images of who waits beside them."""
+        self._in_flight.append(self.executor.launch(plan.running, plan.steps, plan.drafts, first=plan.first))
+        if plan.further_steps:
+            self._in_flight.append(self.executor.launch(plan.running, plan.further_steps, plan.drafts, first=[]))
+        self.executor.encode_waiting(self.scheduler.waiting)
+
+    def _collect(self, but: int = 0) -> list[TokenUpdate]:
+        """Waits for the bursts that were launched, `but` for so many of the last ones."""
+        updates: list[TokenUpdate] = []
+        while len(self._in_flight) > but:
+            updates += self._apply(self._in_flight.popleft())
+        return updates
 
     def _admit(self, sequences: list[Sequence]) -> None:
         self._at_work = sequences

@@ -26,7 +26,8 @@ class Plan:
     prefills: list[tuple[Sequence, PrefillChunk]] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)  # rows of the burst, those prefilled in this step included
     first: list[Sequence] = field(default_factory=list)  # those of them whose prefill gives a token ahead of its steps
-    steps: int = 0  # decode steps of the burst
+    steps: int = 0  # decode steps of the burst,
+    further_steps: int = 0  # … and of one behind it, which is launched at once
     drafts: int = 0  # tokens proposed for each of its sequences in a step
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -46,6 +47,7 @@ class SchedulerConfig:
     max_adapters: int = 0  # that sequences may run with at once
     batch_invariant: bool = False  # nothing is recomputed, and prompts are cut where they are cut when alone
     num_speculative_tokens: int = 0  # proposed for a sequence in a step, at most
+    asynchronous: bool = False  # the device decodes on while the host reads what came before
 
 
 class Scheduler:
@@ -98,10 +100,10 @@ class Scheduler:
         plan.first = [sequence for sequence, chunk in plan.prefills if sequence.ends_with(chunk)]
         for sequence in plan.first:
             sequence.scheduled += 1
-        plan.steps = self._steps(plan, self._num_joining(room), lone=lone)
+        plan.steps, plan.further_steps = self._steps(plan, self._num_joining(room), lone=lone)
         plan.drafts = drafts_of(plan.running, self.config.num_speculative_tokens)
         for sequence in plan.running:
-            sequence.scheduled += most_new(sequence, plan.steps, plan.drafts)
+            sequence.scheduled += most_new(sequence, plan.steps + plan.further_steps, plan.drafts)
         return plan
 
     def admit(self) -> list[Sequence]:
@@ -255,15 +257,18 @@ class Scheduler:
         running = SequenceStatus.RUNNING
         return [s for s in self.running if s.status is running and s.scheduled < s.max_length]
 
-    def _steps(self, plan: Plan, joining: int, *, lone: bool) -> int:
-        """Returns the steps of the burst: the fewer the more are `joining`, one where they are a sixth of all, as a
-        step takes about as long for few sequences as for all. Of the `lone` no more than bring each a token."""
+    def _steps(self, plan: Plan, joining: int, *, lone: bool) -> tuple[int, int]:
+        """Returns the steps of the burst, and of one behind it: the fewer the more are `joining`, one where they are a
+        sixth of all, as a step takes about as long for few sequences as for all. Of the `lone` the first burst brings
+        each a token and no more; where nobody joins, the device need not wait for the host to plan the next one."""
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
         running = len(plan.running)
         if lone:
-            return min(int(len(plan.first) < running), longest)
+            steps = min(int(len(plan.first) < running), longest)
+            burst = self.config.burst if self.config.asynchronous and not joining else 0
+            return steps, max(0, min(burst, longest) - steps)
         burst = self.config.burst * (running - 5 * joining) // max(1, running + joining)
-        return min(max(1, burst), longest)
+        return min(max(1, burst), longest), 0
 
     def _most_new(self, sequence: Sequence) -> int:
         """Returns how many tokens the next burst may bring, drafts or not."""
