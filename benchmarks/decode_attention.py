@@ -158,7 +158,8 @@ def main() -> None:
             time = microseconds(layers)
             report(name, kept, kernel, time, size)
         attend_group.fits = fits
-        if step.is_cross and dtype == DTYPE and absorbed.fits(step.heads, step.dim, step.width, DTYPE, DEVICE):
+        kind = (step.heads, step.dim, step.width, DTYPE, DEVICE)
+        if step.is_cross and dtype == DTYPE and absorbed.fits(*kind, block_size=BLOCK):
             hidden = 2 * step.rows * step.context * step.width
             report(name, kept, "absorbed", microseconds(HiddenLayers(step)), hidden)
 

@@ -55,8 +55,8 @@ def inputs(shape, dtype: torch.dtype) -> tuple:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_see_what_the_reference_sees(shape, dtype):
     q, weight, bias, hidden, scale = inputs(shape, dtype)
-    _, heads, dim, width, *_ = shape
-    assert kernels.fits(heads, dim, width, dtype, q.device)
+    _, heads, dim, width, block, _ = shape
+    assert kernels.fits(heads, dim, width, dtype, q.device, block_size=block)
     for each in (bias, None):
         found = absorbed_attention(q, weight, each, hidden, scale)
         assert found.shape == q.shape and found.dtype == dtype
@@ -90,12 +90,13 @@ def test_a_graph_of_it_follows_lengths_that_change(shape):
 
 def test_other_shapes_have_no_kernel():
     device = torch.device("cuda")
-    for heads, dim, width, dtype in (
-        (32, 64, 2048, torch.bfloat16),
-        (32, 64, 1024, torch.bfloat16),
-        (48, 128, 1024, torch.bfloat16),
-        (16, 80, 1280, torch.bfloat16),
-        (8, 64, 640, torch.float16),
-        (16, 64, 1024, torch.float32),
+    for heads, dim, width, dtype, block in (
+        (32, 64, 2048, torch.bfloat16, 16),
+        (32, 64, 1024, torch.bfloat16, 16),
+        (48, 128, 1024, torch.bfloat16, 16),
+        (16, 80, 1280, torch.bfloat16, 16),
+        (8, 64, 640, torch.float16, 16),
+        (16, 64, 1024, torch.float32, 16),
+        (16, 64, 1024, torch.bfloat16, 12),
     ):
-        assert not kernels.fits(heads, dim, width, dtype, device)
+        assert not kernels.fits(heads, dim, width, dtype, device, block_size=block)

@@ -61,7 +61,7 @@ def absorbing(monkeypatch) -> list[int]:
         met.append(len(q))
         return absorbed_attention(q, *where)
 
-    monkeypatch.setattr(kv_cache, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(kv_cache, "has_kernel", lambda *_, block_size: True)
     monkeypatch.setattr(kv_cache, "ABSORBED_NUMBERS", 1)
     monkeypatch.setattr(attention, "absorbed_attention", noted)
     return met

@@ -88,7 +88,8 @@ def _paged_runner(
     free = _free_bytes(device) if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
     keeps_kv_alone = runtime.batch_invariant or kept != dtype
-    hidden_size = 0 if keeps_kv_alone else kv_cache.hidden_size_of(decoder, limits, dtype, device)
+    rows = {"block_size": runtime.block_size, "dtype": dtype, "device": device}
+    hidden_size = 0 if keeps_kv_alone else kv_cache.hidden_size_of(decoder, limits, **rows)
     sizes = {"dtype": kept, "mapping": mapping, "hidden_size": hidden_size}
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, free_bytes=free, **sizes)
     shape = replace(shape, num_self=ranks.hosts.minimum(shape.num_self), num_cross=ranks.hosts.minimum(shape.num_cross))

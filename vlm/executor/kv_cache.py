@@ -47,7 +47,9 @@ def absorbing_pays(rows: int, width: int, model: ModelConfig) -> bool:
     return saved >= (ABSORBED_NUMBERS if model.num_kv_heads <= PROGRAM_HEADS else PAIR_NUMBERS)
 
 
-def hidden_size_of(decoder: DecoderNetwork, limits: EngineLimits, dtype: torch.dtype, device: torch.device) -> int:
+def hidden_size_of(
+    decoder: DecoderNetwork, limits: EngineLimits, *, block_size: int, dtype: torch.dtype, device: torch.device
+) -> int:
     """Returns how wide rows of an encoder are that decode steps attend to instead of their keys and values, where all
     layers can, and a full batch is faster so; 0 where not."""
     layers = [module for module in decoder.modules() if isinstance(module, CrossAttention)]
@@ -55,7 +57,7 @@ def hidden_size_of(decoder: DecoderNetwork, limits: EngineLimits, dtype: torch.d
         return 0
     heads, head_dim, width = layers[0].kv_heads[0], layers[0].head_dim, layers[0].kv.in_features
     pays = absorbing_pays(limits.max_batch_size * limits.max_encoder_input_len, width, decoder.config)
-    return width if pays and has_kernel(heads, head_dim, width, dtype, device) else 0
+    return width if pays and has_kernel(heads, head_dim, width, dtype, device, block_size=block_size) else 0
 
 
 def heads_of(model: ModelConfig, mapping: Mapping) -> int:

@@ -41,11 +41,13 @@ def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: H
     return reference(q, weight, bias, hidden, scale)
 
 
-def has_kernel(heads: int, head_dim: int, width: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Tells whether it is one for so many heads over hidden rows of this width: elsewhere keys and values are read in
-    less time than the reference takes."""
+def has_kernel(
+    heads: int, head_dim: int, width: int, dtype: torch.dtype, device: torch.device, *, block_size: int
+) -> bool:
+    """Tells whether it is one for so many heads over hidden rows of this width, so many of them a block: elsewhere keys
+    and values are read in less time than the reference takes."""
     if device.type != "cuda":
         return False
     from vlm.ops.kernels.absorbed_attention import fits
 
-    return fits(heads, head_dim, width, dtype, device)
+    return fits(heads, head_dim, width, dtype, device, block_size=block_size)

@@ -1,17 +1,22 @@
 // Attention of rows over an encoder's hidden rows, by queries that keys' weights were multiplied into (compute capability
 // 9.0).
 //
-// A program has a row, all its heads at once, and a share of the context; a cluster has the whole. One warp requests hidden
-// rows, a tile at a time; the others have a part of the columns each, for which they multiply the tile twice: with queries,
-// whose products of all warps are summed up to scores, and with the weights that these become. A hidden row is read from
-// memory once for both and for every head. The tensor cores' rows are heads, 16 of them. Scores of two heads become weights
-// in a warp, whose lanes have a hidden row each, twice.
+// A program has a row, all its heads at once, and a share of the context; a cluster has the whole. Hidden rows come a tile
+// at a time. A warp has a part of the columns, for which it multiplies the tile twice: with queries, whose products of all
+// warps are summed up to scores, and with the weights that these become. A hidden row is read from memory once for both and
+// for every head. The tensor cores' rows are heads, 16 of them. Scores of two heads become weights in a warp, whose lanes
+// have a hidden row each, twice. The queries come as a tile does, ahead of the first one.
 //
-// Defined when it is compiled: X_TYPE (see vectors.cuh), HEADS (at most 16), WIDTH (columns, a multiple of 256), BLOCK,
-// STAGES, SPLITS.
+// Two warps a quarter of a processor, of no more than 160 registers a thread, leave room for a program of the kernel ahead
+// (absorbed_attention.py), beside which the first tiles are requested. So no warp does nothing else than to request, and a
+// tile is one copy, or two of short blocks.
+//
+// Defined when it is compiled: X_TYPE (see vectors.cuh), HEADS (at most 16), WIDTH (columns, a multiple of 256), BLOCK
+// (a multiple of 8), STAGES, SPLITS.
 
 #include "vectors.cuh"
 #include "barriers.cuh"
+#include "boxes.cuh"
 #include "clusters.cuh"
 
 constexpr bool IN_BFLOAT16 = X_TYPE == BFLOAT16;
@@ -20,10 +25,12 @@ constexpr bool IN_BFLOAT16 = X_TYPE == BFLOAT16;
 #include "absorbed.cuh"
 
 constexpr int WARPS = 8;
-constexpr int CONSUMERS = LANES * WARPS, THREADS = CONSUMERS + LANES;
+constexpr int THREADS = LANES * WARPS;
 constexpr int COLUMNS = WIDTH / WARPS;                // of a warp
-constexpr int ROW = 2 * WIDTH, PITCH = ROW + 16;      // bytes: matrices of eight rows are in all banks
-constexpr int STAGE = TILE * PITCH;
+constexpr int LINE = 128, LINE_COLUMNS = LINE / 2;    // bytes of a row that lie together in a tile
+constexpr int ROW = 2 * WIDTH, STAGE = TILE * ROW;    // bytes
+constexpr int BOX_ROWS = BLOCK % TILE ? 8 : TILE;     // that are copied together
+constexpr int PITCH = ROW + 16;                       // bytes from a head's result to the next one's: in all banks
 constexpr int SCORES = TILE + 8;                      // floats from a head's to the next one's
 constexpr int WEIGHTS = 2 * TILE + 16;                // bytes from a head's to the next one's
 constexpr int SUMS = 4 * WIDTH + 32;                  // bytes from a head's to the next one's, in the end
@@ -31,10 +38,13 @@ constexpr int PARTS = STAGES * STAGE;                 // where what lies
 constexpr int TO_WEIGHTS = PARTS + 4 * WARPS * ROWS * SCORES;
 constexpr int SHRINKS = TO_WEIGHTS + ROWS * WEIGHTS, TOTALS = SHRINKS + 4 * ROWS;
 constexpr int BARRIERS = TOTALS + 8 * ROWS;
-static_assert(COLUMNS % 32 == 0 && HEADS <= ROWS && ROWS * SUMS <= PARTS, "");
+static_assert(COLUMNS % 32 == 0 && HEADS <= ROWS && ROWS * SUMS <= PARTS && BLOCK % 8 == 0, "");
 
-// Waits for the warps that multiply.
-__device__ __forceinline__ void consumers_sync() { warps_meet<1, CONSUMERS>(); }
+// Where eight columns of a row lie in what was copied by boxes of so many rows: those of rows beside it are in other banks.
+template <int BOX> __device__ __forceinline__ u32 place(u32 tile, int row, int column) {
+    const int vector = column % LINE_COLUMNS / 8 ^ row % 8;
+    return tile + row / BOX * (BOX * ROW) + column / LINE_COLUMNS * (BOX * LINE) + row % BOX * LINE + 16 * vector;
+}
 
 __device__ __forceinline__ void load_four(float (&to)[4], u32 at) {
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -53,14 +63,10 @@ struct Warp {
         head = 2 * warp + lane / TILE, token = lane % TILE;
     }
 
-    __device__ __forceinline__ void load_query(const unsigned short* q) {
+    __device__ __forceinline__ void load_query(u32 tile) {
 #pragma unroll
         for (int k = 0; k < COLUMNS / 16; k++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int head = lane / 4 + i % 2 * 8, column = warp * COLUMNS + 16 * k + i / 2 * 8 + lane % 4 * 2;
-                query[k][i] = head < HEADS ? *(const u32*)(q + head * WIDTH + column) : 0;
-            }
+            load_matrices<false>(query[k], place<ROWS>(tile, lane % 16, warp * COLUMNS + 16 * k + lane / 16 * 8));
     }
 
     // Writes the products of this warp's columns of a tile where all warps' are summed up.
@@ -72,7 +78,7 @@ struct Warp {
             for (int n = 0; n < TILE / 8; n++) {
                 u32 hidden[4];
                 const int column = warp * COLUMNS + 32 * k + lane / 8 * 8;
-                load_matrices<false>(hidden, tile + (8 * n + lane % 8) * PITCH + 2 * column);
+                load_matrices<false>(hidden, place<BOX_ROWS>(tile, 8 * n + lane % 8, column));
                 multiply(products[0][n], query[2 * k], hidden[0], hidden[1]);
                 multiply(products[1][n], query[2 * k + 1], hidden[2], hidden[3]);
             }
@@ -97,6 +103,16 @@ struct Warp {
                     token == 0);
     }
 
+    // Clears rows of a tile that are none: their weight is 0, but what lies there may be no number.
+    __device__ __forceinline__ void clear(u32 tile, int there) {
+        constexpr int VECTORS = ROW / 16, OF_LINE = LINE / 16;
+        for (int i = threadIdx.x; i < (TILE - there) * VECTORS; i += THREADS) {
+            const int row = there + i / VECTORS, line = i % VECTORS / OF_LINE;
+            const u32 box = tile + row / BOX_ROWS * (BOX_ROWS * ROW) + line * (BOX_ROWS * LINE);
+            store_shared(box + row % BOX_ROWS * LINE + i % OF_LINE * 16, Vector{});
+        }
+    }
+
     __device__ __forceinline__ void add_weighed(u32 tile) {
         const float shrink[2] = {float_at(memory + SHRINKS + 4 * (lane / 4)), float_at(memory + SHRINKS + 4 * (lane / 4 + 8))};
         if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
@@ -111,31 +127,38 @@ struct Warp {
         for (int c = 0; c < COLUMNS / 16; c++) {
             u32 hidden[4];
             const int column = warp * COLUMNS + 16 * c + lane / 16 * 8;
-            load_matrices<true>(hidden, tile + lane % 16 * PITCH + 2 * column);
+            load_matrices<true>(hidden, place<BOX_ROWS>(tile, lane % 16, column));
             multiply(sums[2 * c], weights, hidden[0], hidden[1]);
             multiply(sums[2 * c + 1], weights, hidden[2], hidden[3]);
         }
     }
 
-    // Writes the result of a whole context.
+    // Writes the result of a whole context: by way of shared memory, out of which threads beside each other write what
+    // follows each other.
     __device__ __forceinline__ void finish(unsigned short* out) {
         const float all = of_head<false>(total);
         if (token == 0) store_two(memory + TOTALS + 8 * head, most, all);
-        consumers_sync();
+        __syncthreads();  // nobody reads a tile any more
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int row = lane / 4 + 8 * r;
             const float part = 1.0f / float_at(memory + TOTALS + 8 * row + 4);
-            unsigned short* to = out + row * WIDTH + warp * COLUMNS + lane % 4 * 2;
+            const u32 to = memory + row * PITCH + 2 * (warp * COLUMNS + lane % 4 * 2);
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; c++)
-                if (row < HEADS) *(u32*)(to + 8 * c) = pack_x(sums[c][2 * r] * part, sums[c][2 * r + 1] * part);
+                asm volatile("st.shared.u32 [%0], %1;"
+                             ::"r"(to + 16 * c), "r"(pack_x(sums[c][2 * r] * part, sums[c][2 * r + 1] * part)) : "memory");
         }
+        __syncthreads();
+        constexpr int VECTORS = ROW / 16;
+#pragma unroll
+        for (int i = threadIdx.x; i < HEADS * VECTORS; i += THREADS)
+            ((Vector*)out)[i] = load_shared(memory + i / VECTORS * PITCH + i % VECTORS * 16);
     }
 
     // Writes what was found where programs of the cluster read it.
     __device__ __forceinline__ void store() {
-        consumers_sync();  // nobody reads a tile any more
+        __syncthreads();  // nobody reads a tile any more
         const float all = of_head<false>(total);
         if (token == 0) store_two(memory + TOTALS + 8 * head, most, all);
         const u32 to = memory + lane / 4 * SUMS + 4 * (warp * COLUMNS + lane % 4 * 2);
@@ -176,56 +199,70 @@ __device__ __forceinline__ void merge(u32 memory, unsigned short* out, int split
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) absorbed_attention(
-    const unsigned short* q, const unsigned short* blocks, const int* tables, const int* slots, const int* lengths,
-    unsigned short* out, float scale, int table_stride) {
-    extern __shared__ __align__(128) char shared[];
-    const u32 memory = shared_address(shared), full = memory + BARRIERS, empty = full + 8 * STAGES;
+extern "C" __global__ void __maxnreg__(160) absorbed_attention(
+    const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap hidden, const int* tables, const int* slots,
+    const int* lengths, unsigned short* out, float scale, int table_stride) {
+    extern __shared__ char shared[];
+    const u32 memory = (shared_address(shared) + 1023) / 1024 * 1024, full = memory + BARRIERS;
     let_next_begin();
     const int split = blockIdx.x, row = blockIdx.y, length = lengths[row];
     const int* table = tables + (i64)slots[row] * table_stride;
     if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, WARPS);
+        for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1);
     show_barriers();
     __syncthreads();
 
-    const int share = (length + SPLITS - 1) / SPLITS;
-    const int begin = split * share, count = min(share, length - begin), tiles = (count + TILE - 1) / TILE;
-    if (threadIdx.x >= CONSUMERS) {
-        const int lane = threadIdx.x % LANES;
-        // of a tile; behind the last row comes it again: its weight there is 0, and all are numbers
-        const auto row_of = [&](int tile) { return begin + min(tile * TILE + lane, count - 1); };
-        int n = row_of(0), block = tiles > 0 && lane < TILE ? table[n / BLOCK] : 0;
-        for (int tile = 0; tile < tiles; tile++) {
-            const int stage = tile % STAGES;
-            if (tile >= STAGES) barrier_wait(empty + 8 * stage, (tile / STAGES - 1) % 2);
-            if (lane == 0) barrier_expect(full + 8 * stage, TILE * ROW);
-            __syncwarp();
-            if (lane >= TILE) continue;
-            copy(memory + stage * STAGE + lane * PITCH, blocks + ((i64)block * BLOCK + n % BLOCK) * WIDTH, ROW,
-                 full + 8 * stage);
-            n = row_of(tile + 1), block = table[n / BLOCK];
+    constexpr int BOXES = TILE / BOX_ROWS;
+    const int share = (length + SPLITS * TILE - 1) / (SPLITS * TILE) * TILE, begin = split * share;
+    const int count = min(share, length - begin), tiles = count > 0 ? (count + TILE - 1) / TILE : 0;
+    const bool requests = threadIdx.x == 0;
+    int block[BOXES];  // of the next tile's boxes
+    const auto look_up = [&](int tile) {
+#pragma unroll
+        for (int i = 0; i < BOXES; i++) {
+            const int n = tile * TILE + i * BOX_ROWS;
+            block[i] = n < count ? table[(begin + n) / BLOCK] : 0;
         }
-    } else {
-        Warp warp(memory);
-        wait_for_inputs();
-        warp.load_query(q + (i64)row * HEADS * WIDTH);
-#pragma unroll 1
-        for (int tile = 0; tile < tiles; tile++) {
-            const int stage = tile % STAGES;
-            barrier_wait(full + 8 * stage, tile / STAGES % 2);
-            warp.multiply_queries(memory + stage * STAGE);
-            consumers_sync();
-            warp.weigh(scale, count - tile * TILE);
-            consumers_sync();
-            warp.add_weighed(memory + stage * STAGE);
-            __syncwarp();
-            if (warp.lane == 0) barrier_arrive(empty + 8 * stage);
+    };
+    const auto request = [&](int tile) {
+        if (tile >= tiles) return;
+        const u32 stage = (tile + 1) % STAGES, barrier = full + 8 * stage;
+        const int there = min(BOXES, (count - tile * TILE + BOX_ROWS - 1) / BOX_ROWS);
+        barrier_expect(barrier, there * BOX_ROWS * ROW);
+#pragma unroll
+        for (int i = 0; i < BOXES; i++) {
+            const int n = begin + tile * TILE + i * BOX_ROWS;
+            if (i < there) copy(memory + stage * STAGE + i * BOX_ROWS * ROW, &hidden, block[i] * BLOCK + n % BLOCK, 0, barrier);
         }
-        if (SPLITS > 1) warp.store();
-        else warp.finish(out + (i64)row * HEADS * WIDTH);
+        look_up(tile + 1);
+    };
+    if (requests) {
+        look_up(0);
+        for (int tile = 0; tile < STAGES - 1; tile++) request(tile);
     }
-    if (SPLITS == 1) return;
+    wait_for_inputs();
+    if (requests) barrier_expect(full, ROWS * ROW), copy(memory, &queries, row * HEADS, 0, full);
+    Warp warp(memory);
+    barrier_wait(full, 0);
+    warp.load_query(memory);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; tile++) {
+        const u32 stage = memory + (tile + 1) % STAGES * STAGE;
+        const int there = count - tile * TILE;
+        barrier_wait(full + 8 * ((tile + 1) % STAGES), (tile + 1) / STAGES % 2);
+        warp.multiply_queries(stage);
+        __syncthreads();  // nobody reads the tile before this one any more, or the queries
+        if (requests) request(tile + STAGES - 1);
+        warp.weigh(scale, there);
+        if (there < TILE) warp.clear(stage, there);
+        __syncthreads();
+        warp.add_weighed(stage);
+    }
+    if (SPLITS == 1) {
+        warp.finish(out + (i64)row * HEADS * WIDTH);
+        return;
+    }
+    warp.store();
     cluster_meets();
     merge(memory, out + (i64)row * HEADS * WIDTH, split);
     cluster_meets();  // nobody ends while others read what it found

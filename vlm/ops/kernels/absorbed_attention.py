@@ -23,13 +23,14 @@ from vlm.ops.paged_kv import HiddenRows
 from vlm.ops.tiles import PROGRAM_HEADS
 
 COLUMNS, WIDEST = 256, 1024  # of which the width is a multiple, up to this
-STAGES = 3  # of a program: with more of them no kernel ahead has room beside it
-WARPS, TILE = 8, 16  # that multiply; hidden rows of a stage
+STAGES = 4  # of a program, the first of which has the queries before
+WARPS, TILE = 8, 16  # of a program; hidden rows of a stage
+LINE, BOX_ROWS = 128, 8  # bytes of a row that lie together there; rows of blocks that are copied, at least
 PAIR_HEADS, PAIR_COLUMNS = 32, 512  # at most, and likewise, where two programs have a row
 PAIR_NARROWER = 8  # times narrower than its keys and values a row is then, at least: with less of it these are faster
 PAIR_STAGES, PAIR_WARPS, INBOXES = 5, 8, 4
 KEY_COLUMNS, KEY_ROWS = 128, 128  # of a program's product with keys' weights
-VALUE_INPUTS, VALUE_ROWS = 256, 16  # of a step of, and of a program's product with values' weights
+VALUE_INPUTS, VALUE_ROWS = 128, 64  # of a step of, and of a program's product with values' weights
 PAIR_VALUE_INPUTS, PAIR_VALUE_ROWS = 128, 32
 
 
@@ -77,11 +78,11 @@ def num_splits(rows: int, processors: int) -> int:
     return 4 if 8 * rows <= processors else 2 if 2 * rows <= processors else 1
 
 
-def fits(heads: int, dim: int, width: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Tells whether there is a kernel for so many heads over hidden rows of this width."""
+def fits(heads: int, dim: int, width: int, dtype: torch.dtype, device: torch.device, *, block_size: int) -> bool:
+    """Tells whether there is a kernel for so many heads over hidden rows of this width, so many of them a block."""
     powers = dim >= 16 and dim & dim - 1 == 0
     there = dtype in X_TYPES and nvrtc.copies_boxes(device) and powers and width <= WIDEST
-    return there and (fits_program(heads, width) or fits_pair(heads, dim, width))
+    return there and block_size % BOX_ROWS == 0 and (fits_program(heads, width) or fits_pair(heads, dim, width))
 
 
 def fits_program(heads: int, width: int) -> bool:
@@ -119,15 +120,19 @@ def absorbed_attention(q: Tensor, weight: Tensor, bias: Tensor | None, hidden: H
 
 def _attend(queries: Tensor, hidden: HiddenRows, out: Tensor, scale: float) -> None:
     """Writes sums of hidden rows [R, H, E], weighed by queries [R, H, E]."""
-    rows, heads, width = queries.shape
+    (rows, heads, width), block = queries.shape, hidden.blocks.shape[1]
     splits = num_splits(rows, num_processors(queries.device))
     constants = {
-        "X_TYPE": X_TYPES[queries.dtype], "HEADS": heads, "WIDTH": width, "BLOCK": hidden.blocks.shape[1],
-        "STAGES": STAGES, "SPLITS": splits,
+        "X_TYPE": X_TYPES[queries.dtype], "HEADS": heads, "WIDTH": width, "BLOCK": block, "STAGES": STAGES,
+        "SPLITS": splits,
     }  # fmt: skip
+    lines, box_rows = 2 * width // LINE, TILE if block % TILE == 0 else BOX_ROWS
     _kernel("absorbed_attention", tuple(constants.items()), shared_memory(width), queries.device).launch(
-        (splits, rows, 1), 32 * (WARPS + 1), queries, *hidden, out, scale, hidden.tables.stride(0), cluster=splits
-    )
+        (splits, rows, 1), 32 * WARPS,
+        nvrtc.tensor_map(queries.view(-1, width), LINE, PROGRAM_HEADS, lines),
+        nvrtc.tensor_map(hidden.blocks.view(-1, width), LINE, box_rows, lines),
+        hidden.tables, hidden.slots, hidden.lengths, out, scale, hidden.tables.stride(0), cluster=splits,
+    )  # fmt: skip
 
 
 def _attend_in_pairs(queries: Tensor, hidden: HiddenRows, out: Tensor, scale: float) -> None:
@@ -143,11 +148,11 @@ def _attend_in_pairs(queries: Tensor, hidden: HiddenRows, out: Tensor, scale: fl
 
 
 def shared_memory(width: int) -> int:
-    """Returns the bytes of a program: tiles, all warps' products, weights and what they are of, two barriers a
-    stage."""
+    """Returns the bytes of a program: tiles, which begin where 1,024 divides the address, all warps' products, weights
+    and what they are of, a barrier a stage."""
     rows = PROGRAM_HEADS
     beside = 4 * WARPS * rows * (TILE + 8) + rows * (2 * TILE + 16) + 4 * rows + 8 * rows
-    return STAGES * (TILE * (2 * width + SLICE) + 16) + beside
+    return 1024 + STAGES * (TILE * 2 * width + 8) + beside
 
 
 def pair_shared_memory(heads: int, width: int) -> int:

@@ -14,6 +14,7 @@
 #include "vectors.cuh"
 #include "barriers.cuh"
 #include "clusters.cuh"
+#include "boxes.cuh"
 #include "products.cuh"
 #include "wgmma.cuh"
 

@@ -22,6 +22,7 @@
 
 #include "vectors.cuh"
 #include "barriers.cuh"
+#include "boxes.cuh"
 #include "products.cuh"
 
 #define INT8 0

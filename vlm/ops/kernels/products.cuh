@@ -1,4 +1,4 @@
-// What products share (gemv.cu, gemm.cu), behind vectors.cuh: activations by number, boxes that are copied to shared memory.
+// What products share (gemv.cu, gemm.cu), behind vectors.cuh: values of several types, activations by number.
 //
 // Defined when it is compiled: ACT, see the list.
 
@@ -8,27 +8,6 @@
 #define RELU 3
 #define SILU 4
 #define QUICK_GELU 5
-
-// Of a matrix [rows, bytes of a row], as [lines, rows, 128].
-struct alignas(64) TensorMap { char opaque[128]; };
-
-// Requests the box of a matrix at a row and a line.
-__device__ __forceinline__ void copy(u32 to, const TensorMap* matrix, int row, int line, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3, %4}], [%5];"
-        ::"r"(to), "l"(matrix), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
-}
-
-// The same of a weight, which is read again when all others were: it drives nothing else out of the second-level cache,
-// such as the code of kernels.
-__device__ __forceinline__ void copy_streamed(u32 to, const TensorMap* matrix, int row, int line, u32 barrier) {
-    constexpr unsigned long long EVICT_FIRST = 0x12F0000000000000ull;
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%2, %3, %4}], [%5], %6;"
-        ::"r"(to), "l"(matrix), "r"(0), "r"(row), "r"(line), "r"(barrier), "l"(EVICT_FIRST) : "memory");
-}
 
 template <int TYPE> __device__ __forceinline__ float value_at(const void* p, int i) {
     if (TYPE == FLOAT32) return ((const float*)p)[i];
