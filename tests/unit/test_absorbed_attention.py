@@ -208,7 +208,7 @@ def test_which_layers_can():
 
 
 def test_the_cpu_has_no_kernel():
-    assert not has_kernel(16, 64, 1024, torch.bfloat16, torch.device("cpu"))
+    assert not has_kernel(16, 64, 1024, torch.bfloat16, torch.device("cpu"), block_size=16)
 
 
 def test_room_is_counted_with_the_blocks(tmp_path_factory, absorbing, monkeypatch):
