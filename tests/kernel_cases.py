@@ -661,18 +661,19 @@ def rounded_ahead(device: torch.device) -> None:
 
 
 def append_likeliest(device: torch.device) -> None:
-    for vocab, padding in ((7, 0), (1000, 0), (50001, 0), (50001, 7)):
-        wide = torch.randn(5, vocab + padding).round(decimals=1).to(device)  # rounded: many equals
+    for rows, vocab, padding in ((5, 7, 0), (5, 1000, 0), (5, 50001, 0), (5, 50001, 7), (40, 9000, 0)):
+        wide = torch.randn(rows, vocab + padding).round(decimals=1).to(device)  # rounded: many equals
         wide[:, vocab:] = torch.nan
         logits = wide[:, :vocab]
         logits[1, :] = 0.5
-        states = [slots_that_decode(SLOTS, device) for _ in range(2)]
-        slots = torch.tensor([3, 1, 0, 2, SLOTS], dtype=torch.int32, device=device)
+        states = [slots_that_decode(rows, device) for _ in range(2)]
+        slots = torch.randperm(rows, device=device, dtype=torch.int32)
+        slots[-1] = rows  # which has ended
         likeliest_op.reference(states[0], slots, logits)
         likeliest_kernel.append_likeliest(states[1], slots, logits)
         # the first of equals
         want = (logits == logits.amax(1, keepdim=True)).int().argmax(1)
-        assert torch.equal(states[1].tokens[slots[:4].long(), 1].long(), want[:4])
+        assert torch.equal(states[1].tokens[slots[:-1].long(), 1].long(), want[:-1])
         torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
         for name in ("tokens", "lengths", "finish", "loop_runs"):
             assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
