@@ -16,6 +16,7 @@ from vlm_app.server.core.merge import merge_bursts
 from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words
 from vlm_app.server.tensors.inputs import read_batch, write_batch
 from vlm_app.server.tensors.partial_outputs import PartialOutputs
+from vlm_app.server.tensors.settings import streams
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
 
 
@@ -65,7 +66,8 @@ class Engine:
     async def _send(self, request: Any, sender: Any) -> None:
         final = utils().TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
-            async with aclosing(self._tensors(inputs_of(request), every=True)) as answers:
+            inputs = inputs_of(request)
+            async with aclosing(self._tensors(inputs, every=streams(inputs))) as answers:
                 async for tensors in answers:
                     if sender.is_cancelled():
                         break

@@ -75,6 +75,29 @@ def test_options_stand_beside_the_text_or_among_the_parameters(served):
     assert len(logprobs["output_log_probs"]) == logprobs["sequence_length"]
 
 
+# TensorRT-LLM's backend: README.md, and the fields that its clients send without asking for anything
+NOTHING = {
+    "bad_words": "", "stop_words": [""], "stream": False, "pad_id": 2, "return_context_logits": False,
+    "return_generation_logits": False, "exclude_input_in_output": True, "num_return_sequences": 1,
+}  # fmt: skip
+
+
+def test_what_clients_of_tensorrt_llm_send_is_understood(served):
+    expected = generate(served, "mini-t5", text_input=TEXT)
+    assert generate(served, "mini-t5", text_input=TEXT, **NOTHING) == expected
+    assert generate(served, "mini-t5", text_input=TEXT, parameters=NOTHING) == expected
+    assert generate(served, "mini-t5", text_input=TEXT, stop_words=["small", "Schiff"])["text_output"] == "Das alte "
+    assert (
+        generate(served, "mini-t5", text_input=TEXT, stop_words="klein", stop=["Schiff"])["text_output"] == "Das alte "
+    )
+    assert "Schiff" not in generate(served, "mini-t5", text_input=TEXT, bad_words=["Schiff"])["text_output"]
+    logprobs = generate(served, "mini-t5", text_input=TEXT, return_log_probs=True)
+    assert len(logprobs["output_log_probs"]) == logprobs["sequence_length"]
+    penalty = alone("mini-t5").generate(text=TEXT, frequency_penalty=20.0, min_new_tokens=30, max_new_tokens=40)
+    options = {"frequency_penalty": 20, "min_tokens": 30, "max_tokens": 40}
+    assert generate(served, "mini-t5", text_input=TEXT, **options)["text_output"] == penalty.text
+
+
 def test_a_temperature_alone_draws(served):
     seeds = range(6)
     texts = {generate(served, "mini-t5", text_input=TEXT, temperature=3, random_seed=s)["text_output"] for s in seeds}
@@ -115,6 +138,12 @@ def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monke
         ({"text_input": TEXT, "details": True}, 400, "is_return_log_probs"),
         ({"text_input": TEXT, "stop": [1]}, 400, "stop must be"),
         ({"text_input": TEXT, "stop": [*map(str, range(17))]}, 400, "stop has 17 strings; give at most 16"),
+        ({"text_input": TEXT, "stop_words": [*map(str, range(17))]}, 400, "last size may be 16"),
+        ({"text_input": TEXT, "bad_words": [" "]}, 400, "a bad word is blank"),
+        ({"text_input": TEXT, "pad_id": 2, "return_context_logits": True}, 400, "log-probabilities"),
+        ({"text_input": TEXT, "num_return_sequences": 2}, 400, "beam_width says how many"),
+        ({"text_input": TEXT, "exclude_input_in_output": "no"}, 400, "leave it out, or true"),
+        ({"text_input": TEXT, "seed": 1, "random_seed": 1}, 400, "say the same"),
         ({"text_input": TEXT, "max_tokens": 3, "parameters": {"max_output_len": 3}}, 400, "say the same"),
         ({"text_input": TEXT, "ia3_tasks": 0, "parameters": {"ia3_tasks": 0}}, 400, "ia3_tasks is given twice"),
         ({"text_input": TEXT, "ia3_tasks": 0}, 400, "there is no adapter 0"),

@@ -268,6 +268,16 @@ def test_what_is_not_done_says_so(client):
         assert code_of(caught.value) == code
 
 
+def test_a_request_that_does_not_stream_gets_one_response_in_a_stream(client, stream):
+    """TensorRT-LLM's clients say so of each request."""
+    answers = stream()
+    for streams, count in ((False, 1), (True, None)):
+        client.async_stream_infer("mini-t5", [text(TEXT), tensor("stream", [[streams]])])
+        found = answers.until_final()
+        assert len(found) == count if count else len(found) > 1
+        assert found[-1].as_numpy("text_output")[0, 0].decode() == alone("mini-t5").generate(text=TEXT).text
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [

@@ -187,6 +187,24 @@ def test_pages_and_plain_texts_give_texts(client, t5):
     assert [row[0].decode() for row in found] == [t5.generate(text=text).text for text in TEXTS]
 
 
+def test_words_may_be_texts(client, t5):
+    """As TensorRT-LLM's backend has them, a row's padded with empty ones."""
+    asked = {
+        "text_input": np.array([[text.encode()] for text in TEXTS], object),
+        "stop_words": np.array([[b"Schiff", b"klein"], [b"", b""]], object),
+        "bad_words": np.array([[b""], [b"Mai"]], object),
+        "stream": np.array([[False], [False]]),
+        "return_log_probs": np.array([[True], [True]]),
+    }
+    found = infer(client, "mini-t5", asked)
+    expected = [t5.generate(text=TEXTS[0], stop=["Schiff"]), t5.generate(text=TEXTS[1], bad_words=["Mai"])]
+    assert [row[0].decode() for row in found["text_output"]] == [each.text for each in expected]
+    assert found["cum_log_probs"][1, 0] == pytest.approx(expected[1].cumulative_logprob, abs=1e-3)
+    ids = of_ids(t5, TEXTS) | {name: asked[name] for name in ("stop_words", "bad_words")}
+    lengths = infer(client, "mini-t5", ids)["sequence_length"]
+    assert lengths[:, 0].tolist() == [len(each.token_ids) for each in expected]
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

@@ -109,6 +109,12 @@ def test_the_ensemble_gives_texts(ensemble, beams):
         assert found["text_output"][row].tolist() == [o.text.encode() for o in (best, *best.alternatives)]
 
 
+def test_words_as_texts_go_through_the_ensemble_to_the_engine(ensemble):
+    given = {"text_input": texts(TEXTS[0]), "stop_words": np.array([[b"Schiff", b""]], object)}
+    found = through(*_named("mini-t5", ensemble), given)
+    assert found["sequence_length"].item() == len(expected(TEXTS[0], stop=["Schiff"])) < len(expected(TEXTS[0]))
+
+
 def _named(model, ensemble):
     repository, models = ensemble(model)
     return repository, model, models
@@ -137,6 +143,8 @@ def test_streams_grow_to_the_whole_answer(exported):
     assert config_of(repository / "t5-engine").model_transaction_policy.decoupled
     with running(repository / "t5-engine") as engine, running(repository / "t5-postprocessing") as after:
         streams = streamed(engine, ids_of(*TEXTS[:2]), ids_of(TEXTS[2]))
+        [[whole]] = streamed(engine, {**ids_of(TEXTS[2]), "stream": np.array([[False]])})
+        assert rows(whole.arrays) == [expected(TEXTS[2])]
         [[wrong]] = streamed(engine, {"input_ids": np.zeros((1, 0), np.uint32)})
         assert "holds nothing" in wrong.error.message()
         for stream, asked_texts in zip(streams, (TEXTS[:2], TEXTS[2:]), strict=True):

@@ -95,7 +95,7 @@ class SamplingOptions:
     )  # fmt: skip
     frequency_penalty: float = penalty(
         0.0, "Taken off for each time that the output holds it.", allowed=between(-100, 100, "0 is none"),
-        openai=Offer(allowed=Range(-2, 2)),
+        openai=Offer(allowed=Range(-2, 2)), kserve=Offer(),
     )  # fmt: skip
     no_repeat_ngram_size: int = penalty(
         0, "No n tokens in a row come twice.", allowed=count(30), openai=Offer(allowed=IDS),

@@ -18,6 +18,7 @@ from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.inputs import read_batch, write_batch
 from vlm_app.server.tensors.parameters import Parameters, check, with_options
 from vlm_app.server.tensors.partial_outputs import PartialOutputs
+from vlm_app.server.tensors.settings import streams
 from vlm_app.server.tensors.wire import InferRequest
 
 Tensors = dict[str, np.ndarray]
@@ -35,15 +36,16 @@ class Response:
 class Inference:
     """A request that has been read for a model. Raises InputError with one sentence."""
 
-    def __init__(self, service: Service, request: InferRequest, **sampling: Any):
-        """`sampling`: settings of every row in addition to its tensors'."""
+    def __init__(self, service: Service, request: InferRequest, stop: tuple[str, ...] = ()):
+        """`stop`: strings that end every row's text, beside its tensors'."""
         self.parameters: Parameters = check(request.parameters)
         self._service, self._processor = service, service.pipeline.processor
         inputs = with_options(request.inputs, self.parameters.options)
+        self._streams = service.decoupled and streams(inputs)
         self._left_out = _left_out(request, inputs, has_tokenizer=service.pipeline.tokenizer is not None)
         self._cast = partial(service.tensors.cast, inputs=inputs, names=request.outputs)
         rows = read_batch(self._processor, inputs)
-        self.items = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
+        self.items = [replace(row, sampling=_with_stop(row.sampling, stop)) for row in rows]
 
     async def outputs(self) -> Tensors:
         """Returns what comes of it, when all of it has ended. Raises RequestTimeout and the errors of Service."""
@@ -52,8 +54,9 @@ class Inference:
         return await asyncio.to_thread(self._written, outputs)
 
     async def responses(self) -> AsyncGenerator[Response, None]:
-        """Yields a response a burst where the model is decoupled, else one. Raises as `outputs`."""
-        if not self._service.decoupled:
+        """Yields a response a burst where the model is decoupled and the request streams, else one. Raises as
+        `outputs`."""
+        if not self._streams:
             yield Response(await self.outputs(), last=True)
             return
         began, partial_outputs = time.monotonic(), PartialOutputs(self.items)
@@ -84,6 +87,10 @@ class Inference:
             raise RequestTimeout(
                 f"the request took longer than its timeout of {seconds * 1e6:.0f} µs; give it more or ask for less."
             ) from None
+
+
+def _with_stop(sampling: dict[str, Any], stop: tuple[str, ...]) -> dict[str, Any]:
+    return {**sampling, "stop": (*sampling.get("stop", ()), *stop)} if stop else sampling
 
 
 def _left_out(request: InferRequest, inputs: Tensors, *, has_tokenizer: bool) -> set[str]:

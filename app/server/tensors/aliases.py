@@ -20,6 +20,12 @@ ALIASES = {
     "max_tokens": "max_output_len",
     "top_k": "runtime_top_k",
     "top_p": "runtime_top_p",
+    # of TensorRT-LLM's backend
+    "return_log_probs": "is_return_log_probs",
+    "length_penalty": "len_penalty",
+    "min_tokens": "min_length",
+    "seed": "random_seed",
+    "lora_task_id": ADAPTER,
 }
 
 

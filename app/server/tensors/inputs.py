@@ -20,7 +20,7 @@ from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS, adapter_of, settings_of
-from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN, check_tensors
+from vlm_app.server.tensors.specs import IDS_IN, STRINGS, TEXT_IN, check_tensors
 
 Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
 
@@ -189,7 +189,13 @@ def _sampling(row: Row) -> dict[str, Any]:
     for name, field in (("stop_words_list", "stop_words_ids"), ("bad_words_list", "bad_words_ids")):
         if name in row:
             settings[field] = _words(name, row[name])
-    return settings
+    texts = {field: _strings(row[name]) for name, field in STRINGS.items() if name in row}
+    return settings | {field: words for field, words in texts.items() if words}
+
+
+def _strings(words: Iterable[bytes]) -> tuple[str, ...]:
+    """Returns words as texts, without the empty ones: TensorRT-LLM's clients say so that there are none."""
+    return tuple(word.decode("utf-8", "replace") for word in words if word)
 
 
 def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:

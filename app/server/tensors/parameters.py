@@ -13,6 +13,7 @@ import numpy as np
 
 from vlm.errors import InputError, listed
 from vlm_app.server.tensors.aliases import by_own_names
+from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS
 from vlm_app.server.tensors.specs import TASK_NAME, WORDS_IN, check_batch
 
@@ -36,7 +37,7 @@ class Parameters:
 
 def check(parameters: dict[str, Any]) -> Parameters:
     """Raises InputError for a parameter that is unknown, or that asks for what is not done here."""
-    parameters = by_own_names(_without_content_type("the request", parameters).items())
+    parameters = without_neutral(by_own_names(_without_content_type("the request", parameters).items()))
     unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS, *WORDS_IN)]
     if unknown:
         allowed = listed((*ALLOWED, *SCALARS, *WORDS_IN), 40)

@@ -14,8 +14,9 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.setting_names import in_kserve
 
 ADAPTER = "lora_task_uids"
+STREAM = "stream"  # false: a request over a stream gets one response
 # no settings of SamplingParams
-OTHERS = {"is_return_log_probs": "BOOL", "start_id": "UINT32", "end_id": "UINT32", ADAPTER: "INT32"}
+OTHERS = {"is_return_log_probs": "BOOL", STREAM: "BOOL", "start_id": "UINT32", "end_id": "UINT32", ADAPTER: "INT32"}
 
 
 def offered() -> dict[str, tuple[str, Offer]]:
@@ -45,6 +46,11 @@ def adapter_of(row: Mapping[str, np.ndarray]) -> dict[str, int]:
 def _datatype(hint: Any, option: Option) -> str:
     wide = isinstance(option.allowed, Range) and 2**32 < option.allowed.high < float("inf")
     return {bool: "BOOL", float: "FP32", int: "UINT64" if wide else "UINT32"}[without_none(hint)]
+
+
+def streams(inputs: Mapping[str, np.ndarray]) -> bool:
+    """Says whether a request over a stream wants its outputs as they are decoded."""
+    return STREAM not in inputs or bool(inputs[STREAM].any())
 
 
 OFFERED = offered()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
+from vlm.limits import MAX_STOP_IDS, MAX_STOPS
 from vlm.processing.processor import Processor
 from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.settings import SCALARS
@@ -25,7 +26,11 @@ class TensorSpec:
 
 
 _OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, datatype in SCALARS.items())
-_WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
+STRINGS = {"stop_words": "stop", "bad_words": "bad_words"}  # TensorRT-LLM's words as texts, by their settings
+_WORDS = (
+    *(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list")),
+    *(TensorSpec(name, "BYTES", (-1,)) for name in STRINGS),
+)
 TASK_NAME = TensorSpec("task", "BYTES", (1,))  # or a number, as `prompt_learning_task_name_ids`
 TASK = (TensorSpec("prompt_learning_task_name_ids", "UINT32", (1,)), TASK_NAME)
 QUESTION = TensorSpec("question", "BYTES", (1,))
@@ -56,12 +61,17 @@ IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_le
 TEXT_OUT = (TensorSpec("text_output", "BYTES", (-1,)), *IDS_OUT)
 
 MAX_BATCH = 4096  # rows of a request, whatever the model holds
-MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
+MAX_WIDTHS = {
+    "stop_words_list": 1024, "bad_words_list": 1024, "image": 1024, "stop_words": MAX_STOPS,
+    "bad_words": MAX_STOP_IDS,
+}  # fmt: skip
 
 
 def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
     left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
+    if processor.tokenizer is None:
+        left_out |= STRINGS.keys()
     if processor.request_builder.context.prompt_tables is None:
         left_out |= {spec.name for spec in TASK}
     if processor.tasks is not None and by is TEXT_IN:  # beside ids, what a task stands for is in them
