@@ -216,6 +216,12 @@ def test_words_may_be_texts(client, t5):
         ({"input_ids": np.full((1, 4), 10**6, np.uint32)}, "outside the vocabulary"),
         ({"sequence_length": np.array([[9]], np.uint32)}, "input_ids has 4 tokens"),
         ({"sequence_length": np.array([[1], [2]], np.uint32)}, "they differ"),
+        (
+            {"max_output_len": np.array([[1], [2]], np.uint32)},
+            "they differ or there is none: input_ids 1, max_output_len 2.",
+        ),
+        ({"beam_widht": np.array([[1]], np.uint32)}, "no input here (the nearest name is beam_width)"),
+        ({"pixel_valuez": np.ones((1, 1), np.uint32)}, "bad_words, request_prompt_embedding, request_prompt_lengths"),
         ({"nonsense": np.array([[1]], np.uint32)}, "nonsense is no input"),
         ({"temperature": np.array([[np.nan]], np.float32), "runtime_top_k": np.array([[2]], np.uint32)}, "temperature"),
         ({"stop_words_list": np.array([[[1, 2], [5, -1]]], np.int32)}, "ends"),
@@ -236,6 +242,14 @@ def test_mistakes_get_one_sentence(client, arrays, words):
         infer(client, "mini-t5", given)
     assert caught.value.status() == "400" and words in caught.value.message()
     assert caught.value.message().endswith(".")
+
+
+def test_a_name_that_is_misspelt_comes_before_what_is_missing(client):
+    with pytest.raises(InferenceServerException, match=r"^\[400\] text_inputs is no input .* text_input\); .*image"):
+        infer(client, "mini-llava", {"text_inputs": np.array([[b"a"]], object)})
+    with pytest.raises(InferenceServerException) as told:
+        infer(client, "mini-t5", {"text_inputs": np.array([[b"a"]], object)})
+    assert "image" not in told.value.message() and "pixel_values" not in told.value.message()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -16,12 +16,13 @@ from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
 from vlm_app.server.kserve.inference import Inference, Response
 from vlm_app.server.repository.service import Service
+from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.inputs import Row, without_padding
 from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
 from vlm_app.server.tensors.parameters import check, with_options
 from vlm_app.server.tensors.settings import adapter_of
-from vlm_app.server.tensors.specs import check_tensors
+from vlm_app.server.tensors.specs import check_names, check_tensors
 from vlm_app.server.tensors.wire import InferRequest
 
 MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
@@ -84,6 +85,7 @@ def _checked(inputs: Tensors) -> Tensors:
     if "input_ids" in inputs:
         return check_tensors(inputs, ENCODER_IN)[1]
     if "text_input" not in inputs:
+        check_names(by_own_names(inputs.items()), (*ENCODER_IN, *ENCODER_TEXT_IN))
         raise InputError("there is nothing to encode; give input_ids, or text_input.")
     return check_tensors(inputs, ENCODER_TEXT_IN)[1]
 

@@ -27,7 +27,7 @@ from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.settings import SCALARS
-from vlm_app.server.tensors.specs import TASK_NAME, TensorSpec
+from vlm_app.server.tensors.specs import TASK_NAME, TENSORS_IN, TensorSpec, check_names
 from vlm_app.server.tensors.wire import json_parts, json_values, request_from
 
 router = APIRouter(prefix="/v2/models/{name}")
@@ -90,6 +90,7 @@ class Generation:
         """Returns the same as a request of the inference protocol."""
         inputs = {spec.name: spec for spec in specs(self._service)[0] if spec.name not in SCALARS}
         options = {name: value for name, value in fields.items() if name not in inputs}
+        check_names([name for name in options if name in TENSORS_IN], inputs.values())
         if options.get("temperature") and not any(name in options for name in DRAWS):
             options["runtime_top_p"] = 1.0  # FasterTransformer draws by top-k or top-p alone
         tensors = [_tensor(inputs[name], value) for name, value in fields.items() if name in inputs]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from vlm.errors import InputError
@@ -39,6 +40,15 @@ def by_own_names(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
             raise InputError(_twice(sent[own], name))
         sent[own], named[own] = name, value
     return named
+
+
+def nearest(unknown: Sequence[str], names: Iterable[str]) -> str:
+    """Returns a clause of which known name, one of the `names` or another one of theirs, is like the first unknown one;
+    "" where none is."""
+    own = {*names}
+    known = [*own, *(alias for alias, name in ALIASES.items() if name in own)]
+    near = difflib.get_close_matches(unknown[0], known, 1, 0.75)
+    return f" (the nearest name is {near[0]})" if near else ""
 
 
 def _twice(first: str, second: str) -> str:

@@ -18,9 +18,10 @@ from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
+from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS, adapter_of, settings_of
-from vlm_app.server.tensors.specs import IDS_IN, STRINGS, TEXT_IN, check_tensors
+from vlm_app.server.tensors.specs import IDS_IN, STRINGS, TEXT_IN, check_names, check_tensors, forms_of, specs_of
 
 Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
 
@@ -31,10 +32,11 @@ def read_batch(processor: Processor, inputs: dict[str, np.ndarray]) -> list[Gene
     if {"input_ids", "text_input"} <= inputs.keys():
         raise InputError("input_ids and text_input are two forms of one input; give one of the two.")
     if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
-        size, tensors = check_tensors(inputs, IDS_IN)
+        size, tensors = check_tensors(inputs, IDS_IN, specs_of(processor, IDS_IN))
     elif {"text_input", "image"} & inputs.keys():
-        size, tensors = check_tensors(inputs, TEXT_IN)
+        size, tensors = check_tensors(inputs, TEXT_IN, specs_of(processor, TEXT_IN))
     else:
+        check_names(by_own_names(inputs.items()), (*IDS_IN, *TEXT_IN), forms_of(processor))
         raise InputError("there is nothing to work on; give input_ids, or text_input and image.")
     rows = [{name: array[i] for name, array in tensors.items()} for i in range(size)]
     return [_of_tensors(processor, row) if by_ids else _of_text(processor, row) for row in rows]

@@ -10,7 +10,7 @@ import numpy as np
 from vlm.processing.processor import Processor
 from vlm_app.server.tensors.aliases import ALIASES
 from vlm_app.server.tensors.settings import ADAPTER, SCALARS
-from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
+from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, either, forms_of, output_specs
 from vlm_app.server.tensors.wire import DTYPES
 
 HIDDEN = ("output_hidden_states", "output_hidden_state")  # T5-Encoder's guide, its code and config.pbtxt
@@ -49,8 +49,7 @@ class ModelTensors:
         datatypes = datatypes or {}
         if not processor.generates:
             return cls._of_encoder(processor, dtype, datatypes)
-        texts = specs_of(processor, TEXT_IN) if processor.tokenizer else ()
-        inputs = _either(specs_of(processor, IDS_IN), texts)
+        inputs = forms_of(processor)
         outputs = (
             *(TEXT_OUT if processor.tokenizer else IDS_OUT),
             *(LENGTHS_OUT if INPUT_LENGTHS in datatypes else ()),
@@ -68,7 +67,7 @@ class ModelTensors:
             TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
         )
-        return cls(_either(ENCODER_IN, ENCODER_TEXT_IN if processor.tokenizer else ()), outputs, datatypes)
+        return cls(either(ENCODER_IN, ENCODER_TEXT_IN if processor.tokenizer else ()), outputs, datatypes)
 
     def cast(self, outputs: Tensors, inputs: Tensors, names: Collection[str] | None) -> Tensors:
         """Returns the outputs in their types; ids come as those of a request do, where no configuration declares them.
@@ -80,12 +79,6 @@ class ModelTensors:
         left_out = {INPUT_LENGTHS} - kinds.keys() if names is None else set()
         to_type = lambda name, array: array.astype(DTYPES[kinds[name]], copy=False) if name in kinds else array  # noqa: E731
         return {name: to_type(name, array) for name, array in outputs.items() if name not in left_out}
-
-
-def _either(ids: tuple[TensorSpec, ...], texts: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Returns the tensors of both forms of an input, each once: where there are two, neither is required."""
-    by_name = {spec.name: replace(spec, optional=spec.optional or bool(texts)) for spec in (*ids, *texts)}
-    return tuple(by_name.values())
 
 
 def type_errors(datatypes: Mapping[str, str]) -> list[str]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, listed
-from vlm_app.server.tensors.aliases import by_own_names
+from vlm_app.server.tensors.aliases import by_own_names, nearest
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS
-from vlm_app.server.tensors.specs import TASK_NAME, WORDS_IN, check_batch
+from vlm_app.server.tensors.specs import TASK_NAME, TENSORS_IN, WORDS_IN, check_batch
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
@@ -41,7 +41,8 @@ def check(parameters: dict[str, Any]) -> Parameters:
     unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS, *WORDS_IN)]
     if unknown:
         allowed = listed((*ALLOWED, *SCALARS, *WORDS_IN), 40)
-        raise InputError(f"the parameter {listed(unknown)} is unknown here; allowed are {allowed}.")
+        near = nearest(unknown, (*ALLOWED, *SCALARS, *WORDS_IN, *TENSORS_IN))
+        raise InputError(f"the parameter {listed(unknown)} is unknown here{near}; allowed are {allowed}.")
     for name in SWITCHES:
         if not isinstance(parameters.get(name, False), bool):
             raise InputError(f"the parameter {name} is {_short(parameters[name])}; it must be true or false.")

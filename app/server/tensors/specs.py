@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from vlm.errors import InputError, LimitError, listed
 from vlm.limits import MAX_STOP_IDS, MAX_STOPS
 from vlm.processing.processor import Processor
-from vlm_app.server.tensors.aliases import by_own_names
+from vlm_app.server.tensors.aliases import by_own_names, nearest
 from vlm_app.server.tensors.settings import SCALARS
 
 
@@ -56,6 +57,8 @@ TEXT_IN = (
     TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS, *TASK,
     QUESTION,
 )  # fmt: skip
+# tensors that are no parameters, too
+TENSORS_IN = {spec.name for spec in (*IDS_IN, *TEXT_IN)} - {*SCALARS, *WORDS_IN}
 LOGPROBS_OUT = (TensorSpec("cum_log_probs", "FP32", (-1,)), TensorSpec("output_log_probs", "FP32", (-1, -1)))
 IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_length", "UINT32", (-1,)), *LOGPROBS_OUT)
 TEXT_OUT = (TensorSpec("text_output", "BYTES", (-1,)), *IDS_OUT)
@@ -87,6 +90,17 @@ def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSp
     return tuple(spec for spec in by if spec.name not in left_out)
 
 
+def forms_of(processor: Processor) -> tuple[TensorSpec, ...]:
+    """Returns all tensors that a model which writes takes: of ids, and of texts where it has a tokenizer."""
+    return either(specs_of(processor, IDS_IN), specs_of(processor, TEXT_IN) if processor.tokenizer else ())
+
+
+def either(ids: tuple[TensorSpec, ...], texts: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Returns the tensors of both forms of an input, each once: where there are two, neither is required."""
+    by_name = {spec.name: replace(spec, optional=spec.optional or bool(texts)) for spec in (*ids, *texts)}
+    return tuple(by_name.values())
+
+
 def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns these tensors (IDS_OUT, TEXT_OUT) with ids as FasterTransformer's guides have them: int32 of T5, uint32
     of GPT."""
@@ -100,16 +114,32 @@ def check_batch(size: int) -> None:
         raise LimitError(f"the batch has {size:,} rows; send at most {MAX_BATCH:,} at once.")
 
 
-def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
-    """Returns (size of the batch, the tensors by the specs' names). InputError for what does not fit the specs."""
-    by_name = {spec.name: spec for spec in specs}
+def check_names(names: Iterable[str], specs: Iterable[TensorSpec], own: Iterable[TensorSpec] | None = None) -> None:
+    """Raises InputError for a name that none of the specs has; its sentence lists those that the model has of its
+    `own`, by default all."""
+    known = {spec.name for spec in specs}
+    if unknown := [name for name in names if name not in known]:
+        inputs = [spec.name for spec in (specs if own is None else own)]
+        raise InputError(
+            f"{listed(unknown)} is no input here{nearest(unknown, inputs)}; inputs are {listed(inputs, 40)}."
+        )
+
+
+def check_tensors(
+    inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...], own: tuple[TensorSpec, ...] | None = None
+) -> tuple[int, dict[str, np.ndarray]]:
+    """Returns (size of the batch, the tensors by the specs' names). InputError for what does not fit the specs; `own`:
+    those of the model."""
     tensors = by_own_names(inputs.items())
-    if unknown := [name for name in tensors if name not in by_name]:
-        raise InputError(f"{listed(unknown)} is no input here; inputs are {listed(by_name, 40)}.")
-    sizes = {array.shape[0] if array.ndim else 0 for array in tensors.values()}
-    if len(sizes) != 1 or 0 in sizes:
-        raise InputError("every tensor's first size is the batch's, at least 1; they differ or there is none.")
-    [size] = sizes
+    check_names(tensors, specs, own)
+    by_name = {spec.name: spec for spec in specs}
+    sizes = {name: array.shape[0] if array.ndim else 0 for name, array in tensors.items()}
+    if len({*sizes.values()}) != 1 or 0 in sizes.values():
+        found = listed(f"{name} {size}" for name, size in sizes.items())
+        raise InputError(
+            f"every tensor's first size is the batch's, at least 1; they differ or there is none: {found}."
+        )
+    size = next(iter(sizes.values()))
     check_batch(size)
     return size, {
         n: _fitted(array, by_name[n], size) for n, array in tensors.items() if not _is_absent(array, by_name[n])
