@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 
 import numpy as np
@@ -226,6 +227,7 @@ def test_words_may_be_texts(client, t5):
         ({"temperature": np.array([[np.nan]], np.float32), "runtime_top_k": np.array([[2]], np.uint32)}, "temperature"),
         ({"stop_words_list": np.array([[[1, 2], [5, -1]]], np.int32)}, "ends"),
         ({"bad_words_list": np.array([[[-3, 2], [1, -1]]], np.int32)}, "outside the vocabulary"),
+        ({"bad_words_list": np.array([[[-3, 2], [1, -1]]], np.int32)}, "token id -3 of bad_words_list is outside"),
         ({"beam_width": np.array([[100]], np.uint32)}, "beam_width is 100, this engine"),
         ({"max_output_len": np.array([[10**9]], np.uint32)}, "built for"),
         ({"max_output_len": np.array([[0]], np.uint32)}, "max_output_len is 0"),
@@ -242,6 +244,22 @@ def test_mistakes_get_one_sentence(client, arrays, words):
         infer(client, "mini-t5", given)
     assert caught.value.status() == "400" and words in caught.value.message()
     assert caught.value.message().endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("model", "image", "words"),
+    [
+        ("mini-llava", b"https://a.example/b.png", "images are not fetched from addresses; send them as data:image/"),
+        ("mini-llava", base64.b64encode(SCENE.read_bytes()), "no data URI; put data:image/png;base64, (or its type)"),
+        ("mini-nougat", None, "nougat reads images, and there is none; give image."),
+    ],
+)
+def test_images_in_words_and_images_that_are_missing(client, model, image, words):
+    given = {"text_input": np.array([[b"Read."]], object)}
+    given |= {"image": np.array([[image]], object)} if image else {}
+    with pytest.raises(InferenceServerException) as told:
+        infer(client, model, given)
+    assert told.value.status() == "400" and words in told.value.message()
 
 
 def test_a_name_that_is_misspelt_comes_before_what_is_missing(client):

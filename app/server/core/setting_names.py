@@ -9,6 +9,9 @@ from vlm.options import options_of
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.core.renamed import renamed, settings_of
 
+# settings of tokens that KServe's protocol has tensors of its own for; of end_id there is one
+_KSERVE_TOKENS = {"stop_token_ids": "end_id", "stop_words_ids": "stop_words_list", "bad_words_ids": "bad_words_list"}
+
 
 def in_openai(completions: bool) -> dict[str, str]:
     """Returns the names in bodies of the settings that a route takes, /v1/completions or /v1/chat/completions."""
@@ -35,5 +38,5 @@ def for_clients(error: VlmError, path: str) -> str:
 
 def _names_at(path: str) -> Mapping[str, str]:
     if path.startswith("/v2"):
-        return in_kserve() | {"stop_token_ids": "end_id"}  # of which there is one
+        return in_kserve() | _KSERVE_TOKENS
     return in_openai(completions=path.rstrip("/").endswith("/v1/completions"))

@@ -5,6 +5,7 @@ https://github.com/triton-inference-server/fastertransformer_backend: docs/t5_gu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS, adapter_of, settings_of
 from vlm_app.server.tensors.specs import IDS_IN, STRINGS, TEXT_IN, check_names, check_tensors, forms_of, specs_of
 
+# no image's file begins so: a data URI, an address, base64
+_IN_WORDS = re.compile(rb"data:|(https?|file|ftp|s3|gs)://|[a-z0-9+/_-]{64}", re.IGNORECASE)
 Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
 
 
@@ -154,6 +157,8 @@ def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[
         return {"prompt": text, **told}, files
     if processor.family.takes_text:
         return {"text": text, **told}, files
+    if not len(files):
+        raise InputError(f"{processor.family.name} reads images, and there is none; give image.")
     if processor.question_use is not QuestionUse.DRAWN:
         return {"prompt": text or None, **told}, files
     if text and "question" in told:
@@ -162,8 +167,9 @@ def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[
 
 
 def _file(element: bytes) -> bytes:
-    """Returns a file's bytes; in JSON, which cannot hold them, a data URI."""
-    return decode_data_uri(element.decode("ascii", "replace")) if element[:5].lower() == b"data:" else element
+    """Returns a file's bytes; in JSON, which cannot hold them, a data URI. Raises InputError for an address, and for
+    base64 alone."""
+    return decode_data_uri(element.decode("ascii", "replace")) if _IN_WORDS.match(element) else element
 
 
 def _start(processor: Processor, row: Row) -> dict[str, Any]:
