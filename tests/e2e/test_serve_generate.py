@@ -75,6 +75,14 @@ def test_options_stand_beside_the_text_or_among_the_parameters(served):
     assert len(logprobs["output_log_probs"]) == logprobs["sequence_length"]
 
 
+def test_settings_have_hugging_faces_names_too(served):
+    found = generate(served, "mini-t5", text_input=TEXT, num_beams=3, parameters={"max_new_tokens": 4})
+    assert found == generate(served, "mini-t5", text_input=TEXT, beam_width=3, max_output_len=4)
+    drawn = {"temperature": 3, "top_k": 50, "seed": 4}
+    expected = alone("mini-t5").generate(text=TEXT, temperature=3.0, top_k=50, seed=4)
+    assert generate(served, "mini-t5", text_input=TEXT, **drawn)["text_output"] == expected.text
+
+
 # TensorRT-LLM's backend: README.md, and the fields that its clients send without asking for anything
 NOTHING = {
     "bad_words": "", "stop_words": [""], "stream": False, "pad_id": 2, "return_context_logits": False,

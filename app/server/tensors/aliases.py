@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from vlm.errors import InputError
-from vlm_app.server.tensors.settings import ADAPTER
+from vlm_app.server.tensors.settings import ADAPTER, OFFERED
 
 Value = TypeVar("Value")
 
 ALIASES = {
+    # of the settings themselves, as Hugging Face has them: max_new_tokens, num_beams, …
+    **{field: name for name, (field, _) in OFFERED.items() if field != name},
     # of FasterTransformer's GPT, and of other kinds of tasks
     "input_lengths": "sequence_length",
     "request_output_len": "max_output_len",
@@ -19,13 +21,9 @@ ALIASES = {
     "ia3_tasks": ADAPTER,
     # of KServe's own generate routes
     "max_tokens": "max_output_len",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
     # of TensorRT-LLM's backend
     "return_log_probs": "is_return_log_probs",
-    "length_penalty": "len_penalty",
     "min_tokens": "min_length",
-    "seed": "random_seed",
     "lora_task_id": ADAPTER,
 }
 
