@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 
 class VlmError(Exception):
     """Base of every error that is the caller's to mend; the command line prints it alone and exits with 2.
 
     `kind`, a word or two, sorts it in a job's report. `settings`: fields that the sentence names, the one at fault
-    first. The command line and the servers' protocols have names of their own for them.
+    first. The command line and the servers' protocols have names of their own for them. `sent_names`: what a request
+    called such a name, where its protocol has several.
     """
 
     kind = "other"
+    sent_names: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, message: str, kind: str | None = None, *, settings: tuple[str, ...] = ()):
         super().__init__(message)

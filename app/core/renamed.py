@@ -18,7 +18,12 @@ def settings_of(error: Exception) -> tuple[str, ...]:
 
 def renamed(sentence: str, error: Exception, names: Mapping[str, str]) -> str:
     """Returns an error's sentence in which its settings have other names. `names`: by those of the fields."""
-    own = "|".join(name for name in names if name in settings_of(error))
+    return with_names(sentence, {name: names[name] for name in names if name in settings_of(error)})
+
+
+def with_names(sentence: str, names: Mapping[str, str]) -> str:
+    """Returns a sentence in which names are replaced by others."""
+    own = "|".join(map(re.escape, names))
     return re.sub(rf"(?<![\w-])({own})\b", lambda found: names[found[0]], sentence) if own else sentence
 
 

@@ -231,6 +231,9 @@ def test_words_may_be_texts(client, t5):
         ({"beam_width": np.array([[100]], np.uint32)}, "beam_width is 100, this engine"),
         ({"max_output_len": np.array([[10**9]], np.uint32)}, "built for"),
         ({"max_output_len": np.array([[0]], np.uint32)}, "max_output_len is 0"),
+        ({"max_tokens": np.array([[0]], np.uint32)}, "max_tokens is 0"),
+        ({"max_tokens": np.array([[0.5]], np.float32)}, "input max_tokens has numbers of another kind"),
+        ({"input_lengths": np.array([[9]], np.uint32)}, "input_lengths is 9; input_ids has 4"),
         (
             {"max_output_len": np.array([[2]], np.uint32), "min_length": np.array([[3]], np.uint32)},
             "min_length 3 is more than max_output_len 2; lower it.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from vlm.errors import VlmError
 from vlm.options import options_of
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.core.renamed import renamed, settings_of
+from vlm_app.core.renamed import renamed, settings_of, with_names
 
 # settings of tokens that KServe's protocol has tensors of its own for; of end_id there is one
 _KSERVE_TOKENS = {"stop_token_ids": "end_id", "stop_words_ids": "stop_words_list", "bad_words_ids": "bad_words_list"}
@@ -32,8 +33,19 @@ def param_of(error: Exception, path: str) -> str | None:
 
 
 def for_clients(error: VlmError, path: str) -> str:
-    """Returns an error's sentence for clients, in which settings are called as the protocol of a route does."""
-    return renamed(getattr(error, "for_clients", str(error)), error, _names_at(path))
+    """Returns an error's sentence for clients, in which settings are called as the protocol of a route does, or as the
+    request did."""
+    return with_names(renamed(getattr(error, "for_clients", str(error)), error, _names_at(path)), error.sent_names)
+
+
+@contextmanager
+def calling(sent_names: Mapping[str, str]) -> Iterator[None]:
+    """Has what a request calls its settings told with each error about it."""
+    try:
+        yield
+    except VlmError as error:
+        error.sent_names = sent_names
+        raise
 
 
 def _names_at(path: str) -> Mapping[str, str]:

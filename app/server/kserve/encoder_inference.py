@@ -36,6 +36,7 @@ class EncoderInference(Inference):
         if stop:
             raise InputError("stop is for models that write, this one is an encoder alone; leave it out.")
         self.parameters, self._service = check(request.parameters), service
+        self._sent_names = request.sent_names
         inputs = without_neutral(with_options(request.inputs, self.parameters.options))
         self._output_names = request.outputs or {}
         tensors = _checked(inputs)

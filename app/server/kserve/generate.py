@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fastapi.responses import Response as HttpResponse
 
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOPS
+from vlm_app.server.core.setting_names import calling
 from vlm_app.server.http.event_stream import event_stream
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.http.limits import cancel_on_disconnect
@@ -25,7 +27,7 @@ from vlm_app.server.kserve.api import service_of
 from vlm_app.server.kserve.descriptions import specs
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
-from vlm_app.server.tensors.aliases import by_own_names
+from vlm_app.server.tensors.aliases import by_own_names, sent_names
 from vlm_app.server.tensors.settings import SCALARS
 from vlm_app.server.tensors.specs import TASK_NAME, TENSORS_IN, TensorSpec, check_names
 from vlm_app.server.tensors.wire import json_parts, json_values, request_from
@@ -63,13 +65,15 @@ class Generation:
 
     def __init__(self, service: Service, body: bytes):
         self._service = service
-        fields = _read(body)
+        fields, sent = _read(body)
         self._id = fields.pop("id", None)
         self.stream = _switch(fields, "stream")
         if _switch(fields, "details"):
             raise InputError("the parameter details is true; ask for log-probabilities with is_return_log_probs.")
         stop = _stop(fields.pop("stop", None))
-        self.inference = read_inference(service, request_from(self._head(fields), memoryview(b"")), stop=stop)
+        with calling(sent):
+            request = replace(request_from(self._head(fields), memoryview(b"")), sent_names=sent)
+        self.inference = read_inference(service, request, stop=stop)
 
     async def responses(self) -> AsyncGenerator[str, None]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
@@ -97,13 +101,13 @@ class Generation:
         return {"id": self._id, "parameters": options, "inputs": tensors}
 
 
-def _read(body: bytes) -> dict[str, Any]:
-    """Returns the object's fields and those of its `parameters`, by their names here."""
+def _read(body: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns (the object's fields and those of its `parameters` by their names here, what it calls them)."""
     content = parse_json(body)
     inner = content.pop("parameters", None) or {} if isinstance(content, dict) else None
     if not isinstance(inner, dict):
         raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
-    return by_own_names([*content.items(), *inner.items()])
+    return by_own_names([*content.items(), *inner.items()]), sent_names((*content, *inner))
 
 
 def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vlm.api.outputs import Output
 from vlm_app.server.core.errors import RequestTimeout
+from vlm_app.server.core.setting_names import calling
 from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.inputs import read_batch, write_batch
 from vlm_app.server.tensors.parameters import Parameters, check, with_options
@@ -39,6 +40,7 @@ class Inference:
     def __init__(self, service: Service, request: InferRequest, stop: tuple[str, ...] = ()):
         """`stop`: strings that end every row's text, beside its tensors'."""
         self.parameters: Parameters = check(request.parameters)
+        self._sent_names = request.sent_names
         self._service, self._processor = service, service.pipeline.processor
         inputs = with_options(request.inputs, self.parameters.options)
         self._streams = service.decoupled and streams(inputs)
@@ -76,11 +78,13 @@ class Inference:
 
     @asynccontextmanager
     async def _within(self, began: float) -> AsyncIterator[None]:
-        """Raises RequestTimeout once the request's time, which `began` at this time.monotonic(), is over."""
+        """Raises RequestTimeout once the request's time, which `began` at this time.monotonic(), is over. Errors call
+        settings as the request does."""
         seconds = self.parameters.timeout
         try:
             async with asyncio.timeout(seconds and began + seconds - time.monotonic()) as limit:
-                yield
+                with calling(self._sent_names):
+                    yield
         except TimeoutError:
             if seconds is None or not limit.expired():
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vlm_app.server.core.setting_names import calling
 from vlm_app.server.kserve.encoder_inference import EncoderInference
 from vlm_app.server.kserve.inference import Inference
 from vlm_app.server.repository.service import Service
@@ -10,6 +11,6 @@ from vlm_app.server.tensors.wire import InferRequest
 
 def read_inference(service: Service, request: InferRequest, stop: tuple[str, ...] = ()) -> Inference:
     """Raises InputError with one sentence. `stop`: strings that end every row's text."""
-    if not service.pipeline.capabilities.generates:
-        return EncoderInference(service, request, stop)
-    return Inference(service, request, stop=stop)
+    kind = Inference if service.pipeline.capabilities.generates else EncoderInference
+    with calling(request.sent_names):
+        return kind(service, request, stop)

@@ -40,6 +40,12 @@ def by_own_names(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
     return named
 
 
+def sent_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns what a request calls the names that its aliases stand for; not those that it has beside them."""
+    own = {*names}
+    return {ALIASES[name]: name for name in own if name in ALIASES and ALIASES[name] not in own}
+
+
 def nearest(unknown: Sequence[str], names: Iterable[str]) -> str:
     """Returns a clause of which known name, one of the `names` or another one of theirs, is like the first unknown one;
     "" where none is."""

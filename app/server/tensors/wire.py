@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from vlm.errors import InputError, LimitError, listed
 from vlm_app.core.names import is_utf8
 from vlm_app.server.http.json_bodies import parse_json
+from vlm_app.server.tensors.aliases import sent_names
 from vlm_app.server.tensors.parameters import check_tensors, read_parameters
 
 DTYPES = {
@@ -43,6 +44,7 @@ class InferRequest:
     outputs: dict[str, bool] | None  # outputs by name, in binary or not; None: all
     binary: bool  # where an output does not say
     parameters: dict[str, Any]  # of the request as a whole
+    sent_names: Mapping[str, str] = field(default_factory=dict)  # aliases that it has, by what they stand for
 
 
 def read(body: bytes, header_length: str | None) -> InferRequest:
@@ -67,7 +69,10 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
         raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
     parameters = read_parameters(head, "the request")
     binary = parameters.get("binary_data_output") is True
-    return InferRequest(_id(head), inputs, _requested_outputs(head, binary), binary=binary, parameters=parameters)
+    return InferRequest(
+        _id(head), inputs, _requested_outputs(head, binary), binary=binary, parameters=parameters,
+        sent_names=sent_names((*inputs, *parameters)),
+    )  # fmt: skip
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
