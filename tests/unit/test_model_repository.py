@@ -93,6 +93,15 @@ def test_each_broken_model_is_one_sentence(tmp_path):
         assert words in told[name] and str(tmp_path / name) in told[name] and told[name].endswith(".")
 
 
+def test_a_program_of_the_python_backend_is_told_of(tmp_path):
+    """FasterTransformer's tokenizer, beside its encoder."""
+    (tmp_path / "tokenizer" / "1").mkdir(parents=True)
+    (tmp_path / "tokenizer" / "1" / "model.py").write_text("")
+    (tmp_path / "tokenizer" / "config.pbtxt").write_text('backend: "python" input { name: "query" }')
+    error = scan(str(tmp_path))["tokenizer"]
+    assert isinstance(error, VlmError) and "1/model.py is a program of Triton's Python backend" in str(error)
+
+
 def test_repositories_that_cannot_be_reached(tmp_path):
     with pytest.raises(InputError, match="holds no files; give a folder of models"):
         scan(str(tmp_path))

@@ -28,11 +28,12 @@ def parse(text: str, where: object) -> Any:
     try:
         message = text_format.Parse(text, model_config, allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise ConfigError(f"{where} is no model configuration of Triton's: {one_line(str(error))}.") from None
+        reason = one_line(str(error)).rstrip(".")
+        raise ConfigError(f"{where} is no model configuration of Triton's: {reason}.") from None
     try:
         text_format.Parse(text, schema().ModelConfig())
     except text_format.ParseError as error:
-        reason = one_line(str(error))
+        reason = one_line(str(error)).rstrip(".")
         warnings.warn(f"{where}: a field is unknown here and not applied: {reason}.", VlmWarning, stacklevel=2)
     return message
 

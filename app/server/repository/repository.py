@@ -20,6 +20,7 @@ from vlm_app.server.repository.files import Tree
 from vlm_app.server.repository.served_config import ServedConfig, checked_path
 from vlm_app.server.repository.triton_options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
 
+PROGRAM = "model.py"  # of Triton's Python backend
 SIGNS = (MANIFEST, "config.json", "config.ini")  # of an engine; a checkpoint or Hugging Face folder; what is refused
 
 
@@ -179,7 +180,11 @@ def _place(tree: Tree, version: PurePosixPath, filename: str) -> PurePosixPath:
     only = [version / inner[0]] if len(inner) == 1 and inner[0] != FRONTEND_FOLDER else []
     places = [version / ENGINE_FOLDER, version / filename, version, *only]
     if (place := next((p for p in places if any(p / sign in tree.stamps for sign in SIGNS)), None)) is None:
-        raise ModelNotFoundError(
-            f"{tree.root.joinpath(*version.parts)} holds no engine and no Hugging Face folder; put its files there."
-        )
+        folder = tree.root.joinpath(*version.parts)
+        if version / PROGRAM in tree.stamps:
+            raise ModelNotFoundError(
+                f"{folder / PROGRAM} is a program of Triton's Python backend, and none is run here; models take texts"
+                " as text_input themselves, so leave it out."
+            )
+        raise ModelNotFoundError(f"{folder} holds no engine and no Hugging Face folder; put its files there.")
     return place

@@ -17,6 +17,7 @@ from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import config_fields, fastertransformer
 from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words
 from vlm_app.server.tensors import ft_tensors
+from vlm_app.server.tensors.aliases import nearest
 from vlm_app.server.tensors.model import KNOWN_INPUTS, KNOWN_OUTPUTS, type_errors
 
 PYTHON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # parameters of Triton's Python backend: of its own
@@ -42,6 +43,7 @@ class ServedConfig:
             *fastertransformer.errors(words),
             *_unknown_parameters(words, config.backend),
             *_unknown_tensors(config),
+            *_unknown_steps(config),
             *type_errors(_datatypes(config)),
         ]
         if errors:
@@ -120,7 +122,9 @@ def _unknown_parameters(words: Mapping[str, str], backend: str) -> list[str]:
         *(PYTHON if backend == "python" else ()),
     }
     unknown = sorted(words.keys() - names)
-    return [f"{listed(unknown)} is no parameter here; there are {listed(sorted(names), 40)}"] if unknown else []
+    if not unknown:
+        return []
+    return [f"{listed(unknown)} is no parameter here{nearest(unknown, names)}; there are {listed(sorted(names), 40)}"]
 
 
 def _unknown_tensors(config: Any) -> list[str]:
@@ -129,6 +133,16 @@ def _unknown_tensors(config: Any) -> list[str]:
         *_unknown("input", (each.name for each in config.input), KNOWN_INPUTS | ft_tensors.INPUTS.keys()),
         *_unknown("batch_input", targets, set(ft_tensors.BATCH_INPUTS)),
         *_unknown("output", (each.name for each in config.output), KNOWN_OUTPUTS | ft_tensors.OUTPUTS.keys()),
+    ]
+
+
+def _unknown_steps(config: Any) -> list[str]:
+    """Returns what to do with an ensemble whose tensors are those of other steps than vlm's."""
+    if config.platform != "ensemble" or not _unknown_tensors(config):
+        return []
+    return [
+        "the steps of an ensemble are not run one by one: leave its folder out, and its engine is served, which takes"
+        " texts as text_input"
     ]
 
 
