@@ -57,6 +57,12 @@ HONOURED = {
     "threads": (parameter("threads", "2"), {}, {"threads": 2}),
     "adapters": (parameter("lora", "a=x, b=y/z"), {}, {"lora": ("a=x", "b=y/z")}),
     "a GPU": ("instance_group { kind: KIND_GPU gpus: 1 }", {}, {"device": "cuda:1"}),
+    "a GPU of FasterTransformer's": (
+        'backend: "fastertransformer" instance_group { kind: KIND_GPU gpus: 1 }',
+        {},
+        {"device": "cuda:1"},
+    ),
+    "FasterTransformer's CPU": ('backend: "fastertransformer" instance_group { kind: KIND_CPU }', {}, {}),
     "the CPU": ("instance_group { kind: KIND_CPU }", {}, {"device": "cpu"}),
     "ranks": (parameter("tensor_para_size", "4"), {"tp_size": 4}, {}),
     "stages": (parameter("pipeline_para_size", " 2 ") + parameter("tensor_para_size", ""), {"pp_size": 2}, {}),

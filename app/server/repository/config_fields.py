@@ -68,9 +68,11 @@ def device(config: Any) -> str | None:
     """Returns the device of the instances: cuda, cuda:N or cpu; None: not said. FasterTransformer's KIND_CPU, which it
     demands, stands for its GPUs."""
     kinds = {group.kind for group in config.instance_group}
-    if len(kinds) != 1 or config.backend == BACKEND:
+    if len(kinds) != 1:
         return None
     [kind] = kinds
+    if config.backend == BACKEND and kind == config.instance_group[0].KIND_CPU:
+        return None
     return next(_devices(config, kind), None)
 
 
