@@ -106,6 +106,20 @@ def test_what_clients_of_tensorrt_llm_send_is_understood(served):
     assert generate(served, "mini-t5", text_input=TEXT, **options)["text_output"] == penalty.text
 
 
+def test_null_is_as_good_as_left_out(served):
+    nothing = dict.fromkeys(("max_tokens", "stop_words", "bad_words", "image", "temperature", "id", "stream"))
+    found = generate(served, "mini-t5", text_input=TEXT, **nothing, parameters={"seed": None})
+    assert found == generate(served, "mini-t5", text_input=TEXT)
+
+
+def test_another_method_is_told_the_right_one(served):
+    connection = http.client.HTTPConnection(served.address)
+    connection.request("GET", "/v2/models/mini-t5/generate")
+    answer = connection.getresponse()
+    assert answer.status == 405
+    assert json.load(answer) == {"error": "/v2/models/mini-t5/generate is asked by another method; use POST."}
+
+
 def test_a_temperature_alone_draws(served):
     seeds = range(6)
     texts = {generate(served, "mini-t5", text_input=TEXT, temperature=3, random_seed=s)["text_output"] for s in seeds}
@@ -132,6 +146,20 @@ def test_a_stream_of_a_batch_has_an_event_a_burst(served):
 def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monkeypatch):
     monkeypatch.setattr(served.service("mini-t5"), "decoupled", False)
     assert [event["text_output"] for event in events(served, "mini-t5", text_input=TEXT)] == [GERMAN]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"text_input": TEXT}, '{"text_input": …} goes to /v2/models/NAME/generate.'),
+        ({"inputs": [{"name": "input_ids", "datatype": "UINT32", "shape": [1, 3], "data": [4, 5]}]}, "give 3."),
+        ({"inputs": [{"name": "input_ids", "datatype": "UINT32", "shape": [-1, 1], "data": [4]}]}, "sizes from 0 on"),
+        ({"inputs": [{"name": "input_ids", "datatype": "UINT32", "shape": [1, 1]}]}, "give a list of values"),
+    ],
+)
+def test_mistakes_of_infer_are_told_with_what_to_do(served, body, words):
+    answer = asked(served, "mini-t5/infer", body)
+    assert answer.status == 400 and words in json.load(answer)["error"]
 
 
 @pytest.mark.parametrize("route", ["generate", "generate_stream"])

@@ -126,6 +126,12 @@ def _said(error: Exception, path: str, unrouted: str) -> str:
     """Returns the sentence; `unrouted`: of a path that no route has."""
     if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
         return unrouted.format(one_line(path, MAX_NAME))
+    if (
+        isinstance(error, HTTPException)
+        and error.status_code == 405
+        and (methods := (error.headers or {}).get("Allow"))
+    ):
+        return f"{one_line(path, MAX_NAME)} is asked by another method; use {methods}."
     return sentence(error, path)
 
 

@@ -107,7 +107,9 @@ def _read(body: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     inner = content.pop("parameters", None) or {} if isinstance(content, dict) else None
     if not isinstance(inner, dict):
         raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
-    return by_own_names([*content.items(), *inner.items()]), sent_names((*content, *inner))
+    # null is as good as left out, as in OpenAI's protocol
+    fields = [(name, value) for name, value in (*content.items(), *inner.items()) if value is not None]
+    return by_own_names(fields), sent_names(name for name, _ in fields)
 
 
 def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def read(body: bytes, header_length: str | None) -> InferRequest:
 def request_from(head: Any, data: memoryview) -> InferRequest:
     """Reads a request's JSON, whose tensors' binary data stand one after the other in `data`. Raises InputError."""
     if not isinstance(head, dict) or not isinstance(head.get("inputs"), list):
-        raise InputError('the request needs "inputs", a list of tensors.')
+        flat = isinstance(head, dict) and "text_input" in head
+        hint = '; {"text_input": …} goes to /v2/models/NAME/generate' if flat else ""
+        raise InputError(f'the request needs "inputs", a list of tensors{hint}.')
     check_tensors(head)
     inputs, rest = {}, data
     for tensor in head["inputs"]:
@@ -199,14 +201,14 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
     else:
         values = _from_bytes(name, kind, bytes(rest[:num_bytes]))
     if math.prod(shape) != len(values):
-        raise InputError(f"input {name} has shape {shape} and {len(values)} values.")
+        raise InputError(f"input {name} has shape {shape} and {len(values)} values; give {math.prod(shape)}.")
     return name, values.reshape(shape), num_bytes or 0
 
 
 def _shape(name: str, kind: str, shape: Any) -> list[int]:
     """Returns what an input says of its sizes. Raises InputError for what are none, LimitError for too many."""
     if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
-        raise InputError(f"input {name} needs a shape, a list of sizes.")
+        raise InputError(f"input {name} needs a shape, a list of sizes from 0 on, which are whole numbers: [1, 4].")
     if len(shape) > MAX_AXES:
         raise LimitError(f"input {name} has {len(shape):,} axes; give at most {MAX_AXES}.")
     # without values, too: NumPy takes no sizes whose product is beyond an index
@@ -220,7 +222,7 @@ def _shape(name: str, kind: str, shape: Any) -> list[int]:
 def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
     """Returns flat values; nested lists are allowed."""
     if not isinstance(data, list):
-        raise InputError(f"input {name} has no data, a list of values.")
+        raise InputError(f"input {name} has no data; give a list of values, as many as its shape says.")
     error = InputError(f"input {name} has data that are not {kind}.")
     try:
         values = _flat(data)
