@@ -10,11 +10,12 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 
 import vlm
 from vlm.config import RuntimeConfig
-from vlm.errors import ConfigError, InputError, VlmError
+from vlm.errors import ConfigError, InputError, ModelNotFoundError, VlmError
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 from vlm_app.server.repository.repository import Entry, scan
+from vlm_app.server.repository.service import Services
 
 POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
 
@@ -100,6 +101,13 @@ def test_a_program_of_the_python_backend_is_told_of(tmp_path):
     (tmp_path / "tokenizer" / "config.pbtxt").write_text('backend: "python" input { name: "query" }')
     error = scan(str(tmp_path))["tokenizer"]
     assert isinstance(error, VlmError) and "1/model.py is a program of Triton's Python backend" in str(error)
+
+
+def test_where_all_models_are_unloaded_it_is_told_how_one_is_loaded():
+    with pytest.raises(
+        ModelNotFoundError, match=r"there is none now: POST /v2/repository/models/NAME/load loads one\.$"
+    ):
+        Services()["m"]
 
 
 def test_repositories_that_cannot_be_reached(tmp_path):

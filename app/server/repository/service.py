@@ -180,7 +180,8 @@ class Services:
                     f"{name!r} is an adapter, not a model; ask {owner.name}, with lora_task_uids {number} (KServe)."
                 )
             names = [each for service in self for each in (service.name, *service.adapters)]
-            raise ModelNotFoundError(f"model {name!r} is not served here; there is {listed(names)}.")
+            others = listed(names) or "none now: POST /v2/repository/models/NAME/load loads one"
+            raise ModelNotFoundError(f"model {name!r} is not served here; there is {others}.")
         return self.by_name[name]
 
     def asked(self, name: str) -> tuple[Service, dict[str, str]]:
