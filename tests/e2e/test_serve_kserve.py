@@ -265,6 +265,13 @@ def test_images_in_words_and_images_that_are_missing(client, model, image, words
     assert told.value.status() == "400" and words in told.value.message()
 
 
+def test_pixels_of_another_type_are_told_both_forms_of_an_image(client):
+    with pytest.raises(
+        InferenceServerException, match=r"files as BYTES, or pictures as UINT8 \[batch, height, width, 3"
+    ):
+        infer(client, "mini-llava", {"image": np.zeros((1, 4, 4, 3), np.float32)})
+
+
 def test_a_name_that_is_misspelt_comes_before_what_is_missing(client):
     with pytest.raises(InferenceServerException, match=r"^\[400\] text_inputs is no input .* text_input\); .*image"):
         infer(client, "mini-llava", {"text_inputs": np.array([[b"a"]], object)})

@@ -163,7 +163,10 @@ def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
         return _pictures(array, batch)
     kinds = {"B": "O", "F": "f", "U": "iu", "I": "iu"}[spec.datatype[0]] + ("iu" if spec.name == TASK_NAME.name else "")
     if array.dtype.kind not in ("b" if spec.datatype == "BOOL" else kinds):
-        raise InputError(f"input {spec.name} has numbers of another kind; give {spec.datatype}.")
+        own = (
+            "files as BYTES, or pictures as UINT8 [batch, height, width, 3]" if spec.name == "image" else spec.datatype
+        )
+        raise InputError(f"input {spec.name} has numbers of another kind; give {own}.")
     if spec.shape == (1,):
         if array.size != batch:
             raise InputError(f"input {spec.name} has shape {list(array.shape)}; give [{batch}, 1].")
