@@ -85,6 +85,10 @@ def test_kserves_requests_name_tuned_tasks_by_name_or_number(table, tmp_path):
             ({"task": [1, "1"]}, "task"), ({"task": 1, "prompt_learning_task_name_ids": 1}, "were sent together"),
         ):  # fmt: skip
             assert says in post("generate", {"text_input": PROMPT, **told})["error"]
+        rows = {"name": "request_prompt_embedding", "datatype": "FP32", "shape": [1, 1, 32], "data": [0.5] * 32}
+        ids = {"name": "input_ids", "datatype": "UINT32", "shape": [1, 2], "data": [5, 6]}
+        told = post("infer", {"inputs": [ids, rows], "parameters": {"task": 0}})["error"]
+        assert told.startswith("request_prompt_embedding and a task are two prompts of one input; give one")
         for value in (True, 1.5, 2**70, [1]):
             told = post("infer", {"inputs": [text], "parameters": {"task": value}})["error"]
             assert "must be a text or a number" in told

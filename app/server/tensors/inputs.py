@@ -80,6 +80,8 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     if "input_ids" in row:
         ids = without_padding(row, "input_ids", "sequence_length")
         first, task = processor.vocab_size, _task(row)
+        if task.get("task", -1) != -1 and "request_prompt_embedding" in row:
+            raise InputError("request_prompt_embedding and a task are two prompts of one input; give one of the two.")
         if "request_prompt_embedding" in row:
             table = _first_of(row, "request_prompt_embedding", "request_prompt_lengths")
             source["prompt_table"] = _float32(table)
