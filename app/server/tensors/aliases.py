@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -41,9 +42,10 @@ def by_own_names(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
 
 
 def sent_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns what a request calls the names that its aliases stand for; not those that it has beside them."""
-    own = {*names}
-    return {ALIASES[name]: name for name in own if name in ALIASES and ALIASES[name] not in own}
+    """Returns what a request calls the names that its aliases stand for, where it has one word for them alone."""
+    sent = [*names]
+    counts = Counter(ALIASES.get(name, name) for name in sent)
+    return {ALIASES[name]: name for name in sent if name in ALIASES and counts[ALIASES[name]] == 1}
 
 
 def nearest(unknown: Sequence[str], names: Iterable[str]) -> str:
