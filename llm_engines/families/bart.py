@@ -22,7 +22,8 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     if source_first is None or (end := tokenizer.token_to_id("</s>")) is None:
         return TokenizerRules()
     tokens = tokenizer.get_added_tokens_decoder()
-    codes = {token.content: i for i, token in tokens.items() if _is_code(token.content)}
+    if not (codes := {token.content: i for i, token in tokens.items() if _is_code(token.content)}):
+        return TokenizerRules()  # a class by the model's type, another tokenizer by its file
     default = settings.get("src_lang")
     return TokenizerRules(Languages(codes, end, source_first, starts_output=not source_first, default=default))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -73,3 +74,18 @@ def test_what_is_wrong_with_a_text_is_said(subject, tmp_path):
         with pytest.raises(kind, match=words):
             ask(**fields)
     assert ask(text="w1 " * 15, truncate=True).token_ids == ask(text="w1 " * 14).token_ids
+
+
+@pytest.mark.parametrize(
+    ("named", "source_first"), [("MBart50Tokenizer", True), ("MBartTokenizer", False), (None, False)]
+)
+def test_a_tokenizers_class_may_be_named_by_the_models_config_alone(subject, tmp_path, named, source_first):
+    """As facebook/mbart-large-50-many-to-many-mmt is published; where nothing names one, the model's type does."""
+    _, folder, vocabulary, _ = subject
+    copied = shutil.copytree(folder, tmp_path / "model")
+    (copied / "tokenizer_config.json").write_text(json.dumps({"src_lang": None, "language_codes": "ML50"}))
+    config = json.loads((copied / "config.json").read_text()) | ({"tokenizer_class": named} if named else {})
+    (copied / "config.json").write_text(json.dumps(config))
+    languages = vlm.load(copied, device="cpu", cache_dir=tmp_path).processor.tokenizer.languages
+    assert languages is not None and languages.source_first == source_first
+    assert dict(languages.ids) == {code: vocabulary[code] for code in CODES}

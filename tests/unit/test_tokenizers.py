@@ -223,3 +223,8 @@ def test_a_long_text_is_tokenized_as_a_short_one():
     assert tokenizer.encode(text) == [i for part in text.split(".")[:-1] for i in tokenizer.encode(f"{part.strip()}.")]
     with pytest.raises(InputError, match="is not valid Unicode"):
         tokenizer.encode(f"{text}\udcff")
+
+
+def test_a_model_of_bytes_may_name_its_tokenizer_in_its_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "tokenizer_class": "ByT5Tokenizer"}))
+    assert make_tokenizer(tmp_path, families()["t5"]) == {"tokenizer.json": byte_tokenizer(125)}

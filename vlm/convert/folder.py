@@ -12,7 +12,7 @@ from vlm.artifacts.hf_folder import HFFolder
 from vlm.convert.quantized.roles import QuantizedRoles, quantized_roles
 from vlm.convert.quantized.source import read_quantized
 from vlm.convert.roles import convert_roles, named_tensors, role_configs
-from vlm.convert.tokenizer_files import completed_tokenizer, make_tokenizer
+from vlm.convert.tokenizer_files import completed_settings, completed_tokenizer, make_tokenizer
 from vlm.convert.values import invalid_values
 from vlm.errors import InputError, listed
 from vlm.registry.catalogs import check_model, converter_of, converters, match_family
@@ -85,16 +85,18 @@ def _roles(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> Quantize
 
 @contextlib.contextmanager
 def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]:
-    """Yields the folder's files, and a tokenizer.json that is made where there is none, or completed."""
-    files = list(folder.processor_files)
+    """Yields the folder's files, and those of its tokenizer that are made where there are none, or completed."""
+    files = {file.name: file for file in folder.processor_files}
     with tempfile.TemporaryDirectory() as scratch:
-        lacks = not any(file.name == "tokenizer.json" for file in files)
-        for name, content in make_tokenizer(folder.path, spec).items() if lacks else ():
-            files.append(Path(scratch) / name)
-            files[-1].write_text(content, encoding="utf-8")
-        tokenizer = next((file for file in files if file.name == "tokenizer.json"), None)
-        completed = None if tokenizer is None else completed_tokenizer(tokenizer, spec.added_tokens, folder.path)
-        if completed is not None:
-            files = [file for file in files if file != tokenizer] + [Path(scratch) / "tokenizer.json"]
-            files[-1].write_text(completed, encoding="utf-8")
-        yield files
+
+        def write(name: str, content: str | None) -> None:
+            if content is not None:
+                files[name] = Path(scratch) / name
+                files[name].write_text(content, encoding="utf-8")
+
+        for name, content in make_tokenizer(folder.path, spec).items() if "tokenizer.json" not in files else ():
+            write(name, content)
+        if (tokenizer := files.get("tokenizer.json")) is not None:
+            write("tokenizer.json", completed_tokenizer(tokenizer, spec.added_tokens, folder.path))
+            write("tokenizer_config.json", completed_settings(folder.path))
+        yield [*files.values()]

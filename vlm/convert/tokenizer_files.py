@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,35 @@ def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> Mapping[st
 
     Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
     """
-    config = read_settings(folder / "tokenizer_config.json")
+    config = tokenizer_settings(folder)
     if family is not None and (files := family.make_tokenizer(folder, config)) is not None:
         return files
     content = _usual(folder, config)
     return {} if content is None else {"tokenizer.json": content}
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Returns a folder's tokenizer_config.json. Where that names no class, the one is added that Hugging Face takes:
+    what config.json names, else that of the model's type."""
+    settings = read_settings(folder / "tokenizer_config.json")
+    if settings.get("tokenizer_class"):
+        return settings
+    config = read_settings(folder / "config.json")
+    name = config.get("tokenizer_class") or _usual_class(str(config.get("model_type")))
+    return settings | ({"tokenizer_class": name} if isinstance(name, str) else {})
+
+
+def _usual_class(model_type: str) -> str | None:
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    return TOKENIZER_MAPPING_NAMES.get(model_type)
+
+
+def completed_settings(folder: Path) -> str | None:
+    """Returns the contents of a tokenizer_config.json with the class that it lacks; None where it lacks none."""
+    settings = tokenizer_settings(folder)
+    lacks = settings != read_settings(folder / "tokenizer_config.json")
+    return json.dumps(settings, ensure_ascii=False, indent=2) if lacks else None
 
 
 def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str | None:
