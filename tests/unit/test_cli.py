@@ -258,6 +258,33 @@ def test_other_unknown_options_are_told_as_before(cli):
     assert "give the model" not in cli("bench", "table", "--model", "x")[2]
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (("build", "mini-t5", "--max_beam_width", "3"), "--max_beam_width; a request says its --num-beams"),
+        (("build", "mini-t5", "--remove-input-padding"), "--remove-input-padding; it is always so here: leave it out."),
+        (("build", "--checkpoint_dir", "x"), " build MODEL."),
+        (("convert", "mini-t5", "--dtype", "float16"), "--dtype; vlm build chooses the computing type, by --dtype"),
+        (("run", "--engine_dir=x"), " run --model MODEL."),
+        (("run", "--max_output_len", "5"), "--max_output_len; --max-new-tokens is what it is called here."),
+        (("run", "--compare_hf_fp32"), "--compare_hf_fp32; --check-accuracy --reference-dtype float32"),
+    ],
+)
+def test_what_to_do_in_place_of_other_programs_options(cli, loads, line, says):
+    code, out, err = cli(*line)
+    assert (code, out) == (2, "") and not loads
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("Error: No such option: ") and says in last
+
+
+def test_options_may_be_written_with_underscores(cli, loads):
+    assert "--num-beams is 0" in cli("run", "--text", "a", "--num_beams=0")[2]
+    assert "--top-p is 0.0" in cli("run", "--text", "a", "--top_p", "0")[2]
+    assert "No such option: --no_such" in cli("run", "--text", "a", "--no_such")[2]
+    assert "unexpected extra argument(s) (--num_beams=0)" in cli("run", "--", "--num_beams=0")[2]
+    assert not loads
+
+
 def test_unknown_model(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (["inspect", "nothing"], ["convert", "nothing", "-o", "x"], ["build", "nothing", "-o", "x"]):

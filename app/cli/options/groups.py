@@ -18,6 +18,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.model_place import saying_where_models_stand
+from vlm_app.cli.options.other_names import with_known_names
 from vlm_app.cli.options.several import with_each_flag
 from vlm_app.core import load_options, renamed
 from vlm_app.core.backend_names import described_backends, described_quantizations
@@ -133,8 +134,9 @@ class GroupedCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         metavars = {flag: parameter.metavar for parameter in self.params for flag in parameter.opts}
+        flags = {*metavars, *(flag for parameter in self.params for flag in parameter.secondary_opts)}
         with saying_where_models_stand(ctx):
-            return super().parse_args(ctx, with_each_flag(args, metavars))
+            return super().parse_args(ctx, with_each_flag(with_known_names(args, flags), metavars))
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:
         titles: dict[str, list[tuple[str, str]]] = {}

@@ -1,4 +1,5 @@
-"""What a verb says where its model is named as another verb's is: by an option, or alone."""
+"""What a verb says where its model is named as another verb's is, by an option or alone, and of other programs'
+options."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 
 import typer
 
+from vlm_app.cli.options.other_names import in_place_of, takes_model
+
 # typer has click's classes in a package of its own or not, and gives this one no name
 UsageError: Any = typer.BadParameter.__base__
 OPTION = ("--model", "-m")
@@ -16,21 +19,24 @@ ARGUMENTS = ("model", "models", "engine", "source")  # of verbs that take models
 
 @contextmanager
 def saying_where_models_stand(context: typer.Context) -> Iterator[None]:
-    """Adds to click's words about an unknown option, or a word too many, how the verb is told its model."""
+    """Adds to click's words about an unknown option, or a word too many, how the verb is told its model, or what to do
+    in place of another program's option."""
     try:
         yield
     except UsageError as error:
-        if place := _place(error, context):
-            error.message, error.possibilities = f"{error.message.rstrip('.')}; {place}", ()
+        if advice := _advice(error, context):
+            error.message, error.possibilities = f"{error.message.rstrip('.')}; {advice}", ()
         raise
 
 
-def _place(error: Any, context: typer.Context) -> str | None:
-    """Returns how the verb takes its model, where the error may come from another verb's way."""
-    parameters = context.command.params
-    takes_option = any(OPTION[0] in parameter.opts for parameter in parameters)
-    if getattr(error, "option_name", None) in OPTION and any(each.name in ARGUMENTS for each in parameters):
+def _advice(error: Any, context: typer.Context) -> str | None:
+    """Returns how the verb takes its model, where the error may come from another verb's way, or what to do in place of
+    another program's option."""
+    parameters, option = context.command.params, getattr(error, "option_name", None) or ""
+    stands_alone = any(each.name in ARGUMENTS and each.param_type_name == "argument" for each in parameters)
+    if stands_alone and (option in OPTION or takes_model(option)):
         return f"give the model without it: {context.command_path} MODEL."
-    if takes_option and "unexpected extra argument" in error.message:
+    is_meant = takes_model(option) or "unexpected extra argument" in error.message
+    if is_meant and any(OPTION[0] in parameter.opts for parameter in parameters):
         return f"a model is given with --model: {context.command_path} --model MODEL."
-    return None
+    return f"{words}." if (words := in_place_of(option)) else None
