@@ -265,6 +265,7 @@ def test_other_unknown_options_are_told_as_before(cli):
         (("build", "mini-t5", "--remove-input-padding"), "--remove-input-padding; it is always so here: leave it out."),
         (("build", "--checkpoint_dir", "x"), " build MODEL."),
         (("convert", "mini-t5", "--dtype", "float16"), "--dtype; vlm build chooses the computing type, by --dtype"),
+        (("run", "--tp_size", "2"), "--tp_size; vlm build has it"),
         (("run", "--engine_dir=x"), " run --model MODEL."),
         (("run", "--max_output_len", "5"), "--max_output_len; --max-new-tokens is what it is called here."),
         (("run", "--compare_hf_fp32"), "--compare_hf_fp32; --check-accuracy --reference-dtype float32"),

@@ -161,6 +161,11 @@ def test_sizes_that_cannot_be_split_are_refused():
         linear(6, {"a": 4, "b": 1}, context=TWO, axis="column")
     with pytest.raises(ConfigError, match="2 cannot be split among 3 ranks"):
         Shard(0, 3).place(8, 2)
+    with pytest.raises(
+        ConfigError, match=r"a layer whose heads or groups are 2 .* fewer GPUs: tp_size 2 at most"
+    ) as told:
+        Shard(0, 3).place(8, 2)
+    assert told.value.settings == ("tp_size",)
     with pytest.raises(ValueError, match="rank 2 does not exist"):
         Mapping(tp=2, rank=2)
 

@@ -249,7 +249,7 @@ def test_llavas_own_names_are_those_of_its_decoder(tmp_path):
 
 @pytest.mark.parametrize("kind", ["LORA", "IA3"])
 def test_files_that_are_damaged_or_unsafe(kind, tmp_path):
-    with pytest.raises(VlmError, match="is no folder of a PEFT adapter: it holds no adapter_config"):
+    with pytest.raises(VlmError, match=r"is no folder of a PEFT adapter: it holds no adapter_config.*no such folder"):
         read(tmp_path / "nowhere")
     tensors = ones() if kind == "LORA" else scales(torch.ones(32, 1))
     folder = folder_of(tmp_path / "a", tensors, peft_type=kind)

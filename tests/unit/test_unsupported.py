@@ -20,7 +20,8 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
 FOLDERS = {
     "empty": ({}, "is an empty folder; give one that holds a model"),
     "lora": ({"adapter_config.json": LORA, "adapter_model.safetensors": W},
-             r"is a PEFT adapter \(LORA\) of gpt2, not a whole model; give --model gpt2 --lora NAME="),
+             r"is a PEFT adapter \(LORA\) of gpt2, not a whole model; give --model gpt2 --lora NAME=.*"
+             r"or build what vlm convert gpt2 -o OUT --merge-lora .* writes"),
     "ia3 without a base": ({"adapter_config.json": {"peft_type": "IA3", "base_model_name_or_path": None}},
                            r"is a PEFT adapter \(IA3\), not a whole model; give --model its base model --lora NAME="),
     "loha": ({"adapter_config.json": LORA | {"peft_type": "LOHA"}},
@@ -129,6 +130,30 @@ def test_file(name, says, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert (done.value.code, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"vlm: {tmp_path / name} is ") and says in err
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder/rank0.safetensors", "manifest.json", "processor"])
+def test_a_part_of_an_engine_is_named_with_its_whole(part, tmp_path):
+    engine = tmp_path / "t5.engine"
+    for role in ("encoder", "decoder", "processor"):
+        (engine / role).mkdir(parents=True)
+        (engine / role / "rank0.safetensors").write_bytes(b"x")
+    (engine / "manifest.json").write_text(json.dumps({"format_version": 1, "vlm_version": "0", "roles": {}}))
+    with pytest.raises(UnsupportedModelError) as told:
+        locate(engine / part)
+    assert str(told.value) == f"{engine / part} is a part of the engine {engine}; give that folder."
+
+
+@pytest.mark.parametrize(("role", "own"), [("encoder", {"num_layers": 2}), ("decoder", {"num_layers": 2})])
+def test_a_part_of_a_checkpoint_is_named_with_its_whole(role, own, tmp_path):
+    """TensorRT-LLM's examples build each side by itself."""
+    checkpoint = tmp_path / "t5.ckpt"
+    (checkpoint / role).mkdir(parents=True)
+    (checkpoint / role / "config.json").write_text(json.dumps(own))
+    (checkpoint / "config.json").write_text(json.dumps({"format_version": 1, "family": "t5", "roles": {}}))
+    with pytest.raises(UnsupportedModelError) as told:
+        locate(checkpoint / role)
+    assert str(told.value) == f"{checkpoint / role} is a part of the checkpoint {checkpoint}; give that folder."
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
     try:
         value = load_json(path)
     except FileNotFoundError:
-        raise error(f"{path.parent} is no {what}: it holds no {path.name}.") from None
+        absent = "" if path.parent.exists() else "; there is no such folder, give one that is there"
+        raise error(f"{path.parent} is no {what}: it holds no {path.name}{absent}.") from None
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror}.") from None
     except ValueError as reason:  # JSONDecodeError and UnicodeDecodeError

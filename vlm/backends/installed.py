@@ -94,7 +94,7 @@ def _option_errors(choice: Backend, build: BuildConfig) -> list[str]:
     if build.num_ranks > 1 and not choice.splits:
         takers = [each.name for each in backends() if each.splits]
         name = "tp_size" if build.tp_size > 1 else "pp_size"
-        errors.append(f"{name} is {getattr(build, name)}, only the backend {listed(takers)} splits networks")
+        errors.append(f"{name} is {getattr(build, name)}, only the backend {listed(takers)} splits networks: give that")
     if kind is not None and kind not in quantizations():
         errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
     elif kind is not None and kind not in choice.quantizations:

@@ -32,7 +32,12 @@ class Shard:
         if each:
             first, count = self.rank * each + min(self.rank, more), each + (self.rank < more)
         elif units is None or self.size % pieces:
-            raise ConfigError(f"{pieces} cannot be split among {self.size} ranks; run the model on fewer GPUs.")
+            parts = "columns" if units is None else "heads or groups"
+            raise ConfigError(
+                f"a layer whose {parts} are {pieces} cannot be split among {self.size} ranks; run the model on fewer"
+                f" GPUs: tp_size {pieces} at most.",
+                settings=("tp_size",),
+            )
         else:
             first, count = self.rank * pieces // self.size, 1
         return slice(first * width, (first + count) * width)
@@ -105,7 +110,8 @@ class Mapping:
         if count < self.pp:
             raise ConfigError(
                 f"a network of {count} layer{'s' * (count > 1)} cannot be cut into {self.pp} pipeline stages; build"
-                f" with pp_size {count} or less."
+                f" with pp_size {count} or less.",
+                settings=("pp_size",),
             )
         place = self.stage.place(count)
         return range(place.start, place.stop)

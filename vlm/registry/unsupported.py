@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlm.artifacts.checkpoint import is_checkpoint
+from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import open_regular, read_small
 from vlm.artifacts.model_files import WEIGHTS, ModelFiles
 from vlm.artifacts.quantization_files import READ, quantizations
@@ -74,7 +76,11 @@ def _adapter(model: ModelFiles) -> str:
     if kind == "PREFIX_TUNING":
         return f"{what}, and keys and values of its own are not served; give --model {base or 'its base model'} alone"
     if kind in LOADED:
-        return f"{what}; give --model {base or 'its base model'} --lora NAME={model.name}"
+        own = base or "its base model"
+        return (
+            f"{what}; give --model {own} --lora NAME={model.name}, or build what vlm convert {own} -o OUT"
+            f" --merge-lora {model.name} writes"
+        )
     return (
         f"{what}; merge it in Python with PeftModel.from_pretrained(model, {model.name!r}).merge_and_unload() and"
         f" save_pretrained, where model is {base or 'its base model'}, and give the folder that this writes"
@@ -125,6 +131,19 @@ def _no_config(model: ModelFiles) -> str:
     )
 
 
+def _whole(model: ModelFiles) -> Path | None:
+    """Returns the engine or checkpoint of ours that a folder or file is a part of; None: it is none."""
+    if model.path is None or model.has_weights:
+        return None
+    return next((each for each in model.path.absolute().parents[:2] if is_engine(each) or is_checkpoint(each)), None)
+
+
+def _part(model: ModelFiles) -> str:
+    folder = _whole(model)
+    what = "checkpoint" if folder and is_checkpoint(folder) else "engine"
+    return f"is a part of the {what} {folder}; give that folder"
+
+
 def _beside(model: ModelFiles) -> str:
     folder = model.path.parent if model.path else Path()
     whole = any(folder.glob("config.json")) or any(folder.glob("dict.*.txt"))
@@ -135,6 +154,7 @@ def _beside(model: ModelFiles) -> str:
 
 # the first that matches counts: a file's kind, then a folder's files, then its config.json
 ROWS = (
+    Unsupported(lambda m: _whole(m) is not None, _part),
     Unsupported(lambda m: m.suffix == ".gguf" or (m.holds(r".+\.gguf") and not m.has_weights),
                 lambda m: "is in llama.cpp's GGUF format, which is not read; give the Hugging Face folder or Hub id"
                           " that it was made from"),

@@ -9,6 +9,7 @@ ALWAYS = "it is always so here: leave it out"
 AT_RUN_TIME = "adapters are given when a model runs, by --lora-dir or --lora: leave it out"
 BY_DIVISION = "as many GPUs are taken as --tp-size times --pp-size says: leave it out"
 BY_BUILD = "vlm build chooses the computing type, by --dtype: leave it out"
+OF_BUILD = "vlm build has it, for the engine that is made: leave it out"
 HAS_TOKENIZER = "a checkpoint and an engine hold their tokenizer, a folder its own: leave it out"
 OF_INPUTS = "--max-encoder-input-len is for an encoder's text, --max-seq-len for what a decoder reads and writes"
 OF_OUTPUTS = "--max-new-tokens is what it is called here"
@@ -24,6 +25,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("tokenizer-dir", "tokenizer-type", "vocab-file", "model-name"), HAS_TOKENIZER),
     **dict.fromkeys(("dtype", "weight-data-type", "data-type", "storage-type"), BY_BUILD),
     **dict.fromkeys(("inference-tensor-para-size", "tensor-para-size"), "--tp-size is what it is called here"),
+    **dict.fromkeys(("tp-size", "pp-size", "encoder-tp-size", "quantization", "group-size"), OF_BUILD),
     **dict.fromkeys(("world-size", "gpus-per-node"), BY_DIVISION),
     "max-beam-width": "a request says its --num-beams, of which an engine takes --max-batch-size in all: leave it out",
     **dict.fromkeys(("max-input-len", "max-input-length"), OF_INPUTS),
