@@ -61,7 +61,7 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
     weights = weights_file(folder)
     options, state = read_checkpoint(weights)
     check_kind(options, source)
-    options |= languages(folder, options)
+    options |= (pair := languages(folder, options))
     text = TextFiles.from_folder(folder, options, tokenizer)
     Moses.from_config(text.moses)  # says that it is not installed before the work
     tokens = LanguageTokens.from_options(options)
@@ -77,7 +77,13 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
             generation=GENERATION | (tokens.generation(dictionaries["decoder"]) if tokens else {}),
             source=f"{source.resolve().name}, {weights.name}; texts: {text.summary}",
             processor_files=tokenizer_files(
-                folder, dictionaries["encoder"], dictionaries["decoder"], out=Path(scratch), text=text, tokens=tokens
+                folder,
+                dictionaries["encoder"],
+                dictionaries["decoder"],
+                out=Path(scratch),
+                text=text,
+                tokens=tokens,
+                pair=pair,
             ),
             progress=progress,
         )

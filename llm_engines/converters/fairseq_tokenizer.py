@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,10 @@ def tokenizer_files(
     out: Path,
     text: TextFiles | None = None,
     tokens: LanguageTokens | None = None,
+    pair: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Writes tokenizer.json (and one for the target's ids where its dictionary is another) and its configuration."""
+    """Writes tokenizer.json (and one for the target's ids where its dictionary is another) and its configuration.
+    `pair`: what `languages` says."""
     text = text or TextFiles.from_folder(folder, {}, "none")
     if text.sentencepiece:
         special = [*SPECIAL, *(tokens.extra if tokens else ())]
@@ -148,7 +151,7 @@ def tokenizer_files(
         if target != source:
             files["tokenizer_target.json"] = _pieces(target) if text.codes else _words(target)
     config = {"dictionary_size": len(source), "unk_token_id": 3} | ({"moses": text.moses} if text.moses else {})
-    config |= {"languages": tokens.settings(source)} if tokens else {}
+    config |= {"languages": tokens.settings(source)} if tokens else pair or {}
     files["tokenizer_config.json"] = json.dumps(config)
     for name, content in files.items():
         (out / name).write_text(content, encoding="utf-8")

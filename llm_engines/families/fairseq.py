@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_engines.families.moses import Moses
 from vlm.registry.spec import ConverterRef, FamilySpec, Role
-from vlm.registry.tokenizer_rules import Dictionary, Languages, Settings, TokenizerRules
+from vlm.registry.tokenizer_rules import Dictionary, Languages, Settings, TokenizerRules, language_pair
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,11 +28,11 @@ CONVERTER = ConverterRef(
 
 
 def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
-    """Returns what the converter wrote down: Moses, the dictionary's end, and the languages' tokens."""
+    """Returns what the converter wrote down: Moses, the dictionary's end, the languages' tokens or their pair."""
     size, unknown = settings.get("dictionary_size"), settings.get("unk_token_id")
     dictionary = None if size is None or unknown is None else Dictionary(int(size), int(unknown))
     languages = _languages(settings.get("languages"))
-    pair = ("", "") if languages is None else None
+    pair = language_pair(settings) if languages is None else None
     return TokenizerRules(languages, Moses.from_config(settings.get("moses")), dictionary, pair)
 
 

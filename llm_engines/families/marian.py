@@ -10,7 +10,7 @@ from llm_engines.families.bart import ROLES, bart_shape
 from llm_engines.families.piece_vocabulary import dictionary_of, target_tokenizer, vocabulary_tokenizer
 from llm_engines.families.vocabulary_file import existing, read_vocabulary
 from vlm.registry.spec import FamilySpec
-from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
+from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules, language_pair
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,8 +42,7 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     tokens = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {match[1]: i for token, i in tokens.items() if (match := CODE.fullmatch(token))}
     if end is None or not codes:
-        pair = (str(settings.get("source_lang") or ""), str(settings.get("target_lang") or ""))
-        return TokenizerRules(pair=pair if all(pair) else ("", ""), dictionary=dictionary, cleans_up_bpe=True)
+        return TokenizerRules(pair=language_pair(settings), dictionary=dictionary, cleans_up_bpe=True)
     languages = Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=AFFIXES)
     return TokenizerRules(languages, dictionary=dictionary, cleans_up_bpe=True)
 

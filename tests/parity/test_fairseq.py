@@ -69,6 +69,19 @@ def test_loading_a_folder_and_the_verbs(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         main(["translate", "w1 w2", "--model", str(tmp_path / "ckpt"), "--max-new-tokens", "8", "--device", "cpu"])
     assert not done.value.code and capsys.readouterr().out.strip() == want
+    languages = ["--src-lang", "en", "--tgt-lang", "fr", "--max-new-tokens", "8"]
+    with pytest.raises(SystemExit) as done:
+        main(["translate", "w1 w2", "--model", str(folder), "--device", "cpu", *languages])
+    assert not done.value.code and capsys.readouterr().out.strip() == want
+    with pytest.raises(SystemExit) as done:
+        main(["translate", "w1", "--model", str(folder), "--tgt-lang", "de"])
+    assert done.value.code == 2 and "this model translates en to fr; give these" in capsys.readouterr().err
+
+
+def test_a_folder_that_names_no_languages(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+    folder = Published(seed=5, source_lang=None, target_lang=None, share_all_embeddings=True).write(tmp_path / "wmt")
+    (folder / "dict.fr.txt").unlink()
     with pytest.raises(SystemExit) as done:
         main(["translate", "w1", "--model", str(folder), "--tgt-lang", "fr"])
     assert done.value.code == 2 and "this model knows one pair of languages" in capsys.readouterr().err

@@ -94,6 +94,12 @@ class TokenizerRules:
     cleans_up_bpe: bool = False  # where the settings say that texts are cleaned up, those of BPE are, too
 
 
+def language_pair(settings: Settings) -> tuple[str, str]:
+    """Returns the source's language and the target's of a model of one pair; ("", "") where they do not say both."""
+    source, target = (str(settings.get(name) or "") for name in ("source_lang", "target_lang"))
+    return (source, target) if source and target else ("", "")
+
+
 # AttributeError, KeyError, TypeError or ValueError of a reader: the settings are damaged
 ReadRules = Callable[["Tokenizer", Settings], TokenizerRules]
 
