@@ -34,6 +34,8 @@ def translation(
     if pipeline.tokenizer is None:
         raise no_tokenizer()
     if (languages := pipeline.tokenizer.languages) is not None:
+        if target is None and not languages.target_in_text and not _begins_in_one(pipeline, languages):
+            raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(languages.ids), 60)}.")
         return _with_codes(languages, source, target, prefix=prefix, truncate=truncate, suffix=suffix)
     if pipeline.family.name == "t5" and prefix is None:
         if source is None or target is None:
@@ -44,6 +46,12 @@ def translation(
             raise InputError("--prefix says the task already; leave --src-lang and --tgt-lang out.")
         _check_pair(pipeline.tokenizer.pair, (source, target))
     return _with_prefix(prefix or "", truncate, suffix)
+
+
+def _begins_in_one(pipeline: Pipeline, languages: Languages) -> bool:
+    """Says whether the model's own settings begin its outputs in a language, as those of mBART-50 many to one do."""
+    own = (pipeline.engine.generation.get(name) for name in ("forced_bos_token_id", "decoder_start_token_id"))
+    return any(token in languages.ids.values() for token in own)
 
 
 def _check_pair(pair: tuple[str, str] | None, given: tuple[str | None, str | None]) -> None:
@@ -72,10 +80,25 @@ def translation_of_ids(pipeline: Pipeline, target: str | None) -> ToInput:
     return lambda text: {"tgt_lang": target}
 
 
-def summary(pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str | None = None) -> ToInput:
+def summary(
+    pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str | None = None, source: str | None = None
+) -> ToInput:
+    """Returns what turns a document into an input; `source`: the code of its language (see check_source)."""
     if prefix is None:
         prefix = "summarize: " if pipeline.family.name == "t5" else ""
-    return _with_prefix(prefix, truncate, suffix)
+    plainly = _with_prefix(prefix, truncate, suffix)
+    return plainly if source is None else lambda text: {**plainly(text), "src_lang": source}
+
+
+def check_source(pipeline: Pipeline, source: str | None) -> None:
+    """Raises InputError where texts cannot be read, are in a language that the model does not know, or in one that it
+    is not told and needs to be."""
+    if pipeline.tokenizer is None:
+        raise no_tokenizer()
+    if (languages := pipeline.tokenizer.languages) is not None:
+        languages.around_source(source)
+    elif source is not None:
+        raise InputError("this model takes no language codes; leave --src-lang out.")
 
 
 def answer(pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str | None = None) -> ToInput:
@@ -112,8 +135,6 @@ def _with_codes(
 ) -> ToInput:
     if prefix is not None:
         raise InputError("this model has language codes; give --src-lang and --tgt-lang instead of --prefix.")
-    if target is None and not languages.target_in_text:
-        raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(languages.ids), 60)}.")
     for code in (None if languages.target_in_text else source, target):
         if code is not None:
             languages.id(code)

@@ -73,6 +73,14 @@ def test_wrong_codes(mbart, asked, says):
     assert result.exit_code == 2 and says in result.stderr and not result.stdout
 
 
+def test_documents_of_a_language_are_summarized(mbart):
+    want = vlm.load(mbart, device="cpu").generate({"text": "w1 w2", "src_lang": "de_DE"}, max_new_tokens=12).text
+    result = call("summarize", "w1 w2", "--model", mbart, "--src-lang", "de_DE", *SHORT)
+    assert result.exit_code == 0 and result.stdout.rstrip("\n") == want
+    result = call("summarize", "w1 w2", "--model", mbart, *SHORT)
+    assert result.exit_code == 2 and "give --src-lang, which vlm translate" in result.stderr and not result.stdout
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_hugging_faces_tokens_in_float32(mbart, bart, tmp_path, beams):
     """Random weights: no score is good, all are the same."""

@@ -19,7 +19,7 @@ from vlm_app.text.evaluation import Run, agreement
 from vlm_app.text.job import TextJob, in_order
 from vlm_app.text.pairs import read_pairs
 from vlm_app.text.sources import Item, from_arguments, from_file, one_text
-from vlm_app.text.tasks import answer, summary, translation
+from vlm_app.text.tasks import answer, check_source, summary, translation
 
 
 class FakePipeline:
@@ -182,11 +182,12 @@ def test_an_output_path_is_tried_and_left_alone(tmp_path):
 
 
 # --- tasks ---
-def pipeline_of(family, codes=None, pair=None):
+def pipeline_of(family, codes=None, pair=None, **generation):
     languages = codes and Languages(dict.fromkeys(codes, 1), end_id=2, source_first=True, starts_output=False)
     return SimpleNamespace(
-        family=SimpleNamespace(name=family), tokenizer=SimpleNamespace(languages=languages, pair=pair)
-    )
+        family=SimpleNamespace(name=family), tokenizer=SimpleNamespace(languages=languages, pair=pair),
+        engine=SimpleNamespace(generation=generation),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,29 @@ def test_prefixes_and_codes_of_others():
     assert summary(pipeline_of("bart"), None, False)("a")["text"] == "a"
     assert summary(pipeline_of("t5"), "", False)("a")["text"] == "a"
     assert summary(pipeline_of("t5"), None, False)(" ")["text"] == " "
+
+
+def test_a_target_that_the_models_own_settings_name_need_not_be_given():
+    """facebook/mbart-large-50-many-to-one-mmt forces the first token, facebook/mbart-large-en-ro begins with it."""
+    for name in ("forced_bos_token_id", "decoder_start_token_id"):
+        to_input = translation(pipeline_of("bart", ["en_XX"], **{name: 1}), "en_XX", None, None, False)
+        assert to_input("a") == {"text": "a", "src_lang": "en_XX", "tgt_lang": None, "truncate": False}
+    with pytest.raises(InputError, match="--tgt-lang is missing"):
+        translation(pipeline_of("bart", ["en_XX"], decoder_start_token_id=2), "en_XX", None, None, False)
+
+
+def test_the_language_of_what_is_summarized():
+    assert summary(pipeline_of("bart", ["en_XX"]), None, False, source="en_XX")("a")["src_lang"] == "en_XX"
+    check_source(pipeline_of("bart", ["en_XX"]), "en_XX")
+    check_source(pipeline_of("t5"), None)
+    for pipeline, code, says in (
+        (pipeline_of("t5"), "en", "takes no language codes; leave --src-lang out"),
+        (pipeline_of("bart", ["en_XX"]), "xx", "'xx' is unknown; this model knows en_XX"),
+        (pipeline_of("bart", ["en_XX"]), None, "the source's language is missing; give src_lang"),
+        (SimpleNamespace(tokenizer=None), None, "this engine has no tokenizer"),
+    ):
+        with pytest.raises(InputError, match=says):
+            check_source(pipeline, code)
 
 
 def test_questions_go_where_a_model_takes_them():

@@ -49,7 +49,11 @@ class Languages:
         if self.target_in_text:
             return [], [self.end_id]
         if (code := code or self.default) is None:
-            raise InputError(f"the source's language is missing; give one of {listed(self.ids, 60)}.")
+            raise InputError(
+                "the source's language is missing; give src_lang, which vlm translate, summarize and encode take, as"
+                f" one of {listed(self.ids, 60)}.",
+                settings=("src_lang",),
+            )
         mark = self.id(code)
         return ([mark], [self.end_id]) if self.source_first else ([], [self.end_id, mark])
 

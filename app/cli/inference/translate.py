@@ -34,9 +34,10 @@ def translate(
 
     A file, and stdin (-), holds a text a line; a .jsonl file has it in the field "text" of each line. T5 models are
     told the languages in words ("translate English to German: "), multilingual ones by code: those of several targets
-    alone (OPUS-MT, MADLAD-400) need --tgt-lang only, or have it in the text. A line that fails (not
-    UTF-8, too long) is named on stderr and leaves an empty line; the others are done and the exit code is 1. Of several
-    outputs a text (--num-return-sequences) each is a line, best first; in JSON the others are "alternatives".
+    alone (OPUS-MT, MADLAD-400) need --tgt-lang only, or have it in the text; those whose own settings name the target
+    (mBART-50 many to one) need --src-lang only. A line that fails (not UTF-8, too long) is named on stderr and leaves
+    an empty line; the others are done and the exit code is 1. Of several outputs a text (--num-return-sequences) each
+    is a line, best first; in JSON the others are "alternatives".
 
     \b
     Examples:
