@@ -39,6 +39,10 @@ FOLDERS = {
     "ctranslate2": ({"model.bin": W, "shared_vocabulary.json": [], "config.json": {"eos_token": "</s>"}},
                     "CTranslate2"),
     "tensorrt-llm": ({"rank0.engine": W, "config.json": {"pretrained_config": {}, "build_config": {}}}, "TensorRT-LLM"),
+    "tensorrt-llm's two engines": ({"encoder/rank0.engine": W, "decoder/rank0.engine": W}, "an engine of TensorRT-LLM"),
+    "tensorrt-llm's checkpoints": (
+        {f"{side}/config.json": {"architecture": "x", "mapping": {}, "dtype": "float16"} for side in
+         ("encoder", "decoder")}, "a checkpoint of TensorRT-LLM; give the Hugging Face folder"),
     "opus-mt of Marian": ({"opus.npz": W, "decoder.yml": "", "source.spm": W}, r"Marian program.*Helsinki-NLP/opus-mt"),
     "nemo 2": ({"context/model.yaml": "", "weights/common.pt": W}, r"NeMo 2 checkpoint.*export_ckpt"),
     "megatron": ({"latest_checkpointed_iteration.txt": "100", "iter_0000100/mp_rank_00/model_optim_rng.pt": W},

@@ -144,6 +144,18 @@ def _part(model: ModelFiles) -> str:
     return f"is a part of the {what} {folder}; give that folder"
 
 
+def _tensorrt_llm(model: ModelFiles) -> str | None:
+    """Returns what of TensorRT-LLM's a folder is, which has one of an encoder and one of a decoder in it or none; None:
+    it is nothing of it."""
+    inside = [model.path / name for name in ("encoder", "decoder") if model.path and name in model.names]
+    for each in (model, *map(ModelFiles.from_path, inside)):
+        if each.holds(r"rank\d+\.engine") or {"pretrained_config", "build_config"} <= each.config.keys():
+            return "an engine"
+        if {"architecture", "mapping", "dtype"} <= each.config.keys() and "model_type" not in each.config:
+            return "a checkpoint"
+    return None
+
+
 def _beside(model: ModelFiles) -> str:
     folder = model.path.parent if model.path else Path()
     whole = any(folder.glob("config.json")) or any(folder.glob("dict.*.txt"))
@@ -179,8 +191,9 @@ ROWS = (
                 lambda m: "was exported for OpenVINO; give the Hugging Face folder or Hub id that it was made from"),
     Unsupported(lambda m: "model.bin" in m.names and m.holds(r".*vocabulary\.(json|txt)"),
                 lambda m: "is a model of CTranslate2; give the Hugging Face folder or Hub id that it was made from"),
-    Unsupported(lambda m: m.holds(r"rank\d+\.engine") or {"pretrained_config", "build_config"} <= m.config.keys(),
-                lambda m: "is an engine of TensorRT-LLM; give the Hugging Face folder or Hub id that it was made from"),
+    Unsupported(lambda m: _tensorrt_llm(m) is not None,
+                lambda m: f"is {_tensorrt_llm(m)} of TensorRT-LLM; give the Hugging Face folder or Hub id that it was"
+                          " made from"),
     Unsupported(lambda m: m.holds(r".+\.npz") and m.holds(r"decoder\.yml|.+\.vocab\.yml"),
                 lambda m: "is a model of the Marian program, as OPUS-MT publishes it; give its Hugging Face conversion"
                           " (Helsinki-NLP/opus-mt-SOURCE-TARGET)"),
