@@ -57,6 +57,24 @@ def test_every_request_has_its_own_languages(subject, tmp_path):
     assert not any(code in out.text for out in found for code in CODES), "codes are no text"
 
 
+def test_a_prompt_stands_behind_the_targets_language(subject, tmp_path):
+    model, folder, vocabulary, kind = subject
+    ids = lambda words: [vocabulary[word] for word in words.split()]  # noqa: E731
+    ends = ids("de_DE w1 w2 </s>") if kind == "MBart50Tokenizer" else ids("w1 w2 </s> de_DE")
+    start = ids("</s> fr_XX w7 w9") if kind == "MBart50Tokenizer" else ids("fr_XX w7 w9")
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([ends]),
+            decoder_input_ids=torch.tensor([start]),
+            decoder_start_token_id=start[0],
+            max_new_tokens=8,
+            do_sample=False,
+        )[0, len(start) :].tolist()
+    pipe = vlm.load(folder, device="cpu", cache_dir=tmp_path, max_encoder_input_len=16)
+    given = {"text": "w1 w2", "src_lang": "de_DE", "tgt_lang": "fr_XX", "prompt": "w7 w9"}
+    assert pipe.generate(given, max_new_tokens=8).token_ids == out
+
+
 def test_what_is_wrong_with_a_text_is_said(subject, tmp_path):
     _, folder, *_ = subject
     pipe = vlm.load(folder, device="cpu", cache_dir=tmp_path, max_encoder_input_len=16)

@@ -40,15 +40,18 @@ def _decoder_prompt(fields: InputFields, context: InputContext) -> tuple[int, ..
     start, languages = context.start_of(fields), context.languages
     if fields.decoder_prompt_token_ids is not None:
         return start
-    if fields.tgt_lang is not None and languages is not None and languages.starts_output:
-        start = (languages.id(fields.tgt_lang),)
+    first = None
+    if fields.tgt_lang is not None and languages is not None:
+        start = (languages.id(fields.tgt_lang),) if languages.starts_output else start
+        first = languages.first_token(fields.tgt_lang)
     check_text("prompt", fields.prompt)
     if not fields.prompt:
         return start
     if context.tokenizer is None:
         raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
     context.tokenizer.check_length(fields.prompt, context.max_seq_len)
-    return (*start, *context.tokenizer.encode(fields.prompt))
+    # it is forced as the first one after the start alone
+    return (*start, *(() if first is None else (first,)), *context.tokenizer.encode(fields.prompt))
 
 
 def _source_ids(fields: InputFields, context: InputContext) -> list[int]:
