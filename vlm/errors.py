@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -103,6 +104,13 @@ def listed(items: Iterable[object], limit: int = 8) -> str:
     words = [str(item) for item in items]
     rest = len(words) - limit
     return ", ".join(words[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Returns the words that name what may have been meant by an unknown name, of nearly the same spelling; "" where
+    none is near."""
+    near = difflib.get_close_matches(name, list(names), 2, 0.75)
+    return f" (is it {' or '.join(near)}?)" if near else ""
 
 
 def first_line(error: BaseException) -> str:

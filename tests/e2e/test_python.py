@@ -143,6 +143,8 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
         (lambda m: m.generate(images=[PAGE, PAGE]), InputError, "one image a request"),
         (lambda m: m.generate([PAGE], prompt="x"), InputError, "inside each input"),
         (lambda m: m.generate(PAGE, tempratur=1), InputError, "tempratur is no option"),
+        (lambda m: m.generate(PAGE, tempratur=1), InputError, r"is no option \(is it temperature\?\); options are"),
+        (lambda m: m.generate({"imagess": PAGE}), InputError, r"is unknown in an input \(is it images\?\); allowed"),
         (lambda m: m.generate(PAGE, temperature=-1), InputError, "temperature is -1"),
         (lambda m: m.generate(PAGE, top_p=0.0), InputError, "top_p is 0.0"),
         (lambda m: m.generate(PAGE, max_new_tokens=0), InputError, "max_new_tokens is 0"),

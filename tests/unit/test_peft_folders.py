@@ -370,6 +370,8 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
 
 
 def test_names_are_no_pairs(tmp_path):
+    with pytest.raises(InputError, match=r"lora is './a'; give folders by the names .*: \{NAME: FOLDER\}"):
+        vlm.load("mini-t5", lora="./a")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="an adapter is called 'a=b'; give it a name without ="):
         vlm.load(tmp_path, lora={"a=b": "folder"})
 

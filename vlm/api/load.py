@@ -47,6 +47,8 @@ def load(
     `runtime`; None leaves them.
     Raises a VlmError with one sentence.
     """
+    if not isinstance(lora, Mapping | None):
+        raise InputError(f"lora is {lora!r}; give folders by the names that requests have for them: {{NAME: FOLDER}}.")
     if bad := [name for name in lora or () if "=" in name]:
         raise InputError(f"an adapter is called {bad[0]!r}; give it a name without =.")
     named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.prompt_tables import NOT_FINITE, TunedPrompt
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, listed, meant
 from vlm.requests.prompt_table import PromptTable
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class InputFields:
         except TypeError:
             unknown = [name for name in source if name not in INPUT_KEYS]
             raise InputError(
-                f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}."
+                f"{listed(unknown)} is unknown in an input{meant(str(unknown[0]), INPUT_KEYS)}; allowed are"
+                f" {listed(INPUT_KEYS, 40)}."
             ) from None
 
     def by_name(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, listed, meant
 from vlm.options import check_values, converted, options_of
 from vlm.requests.sampling_params import SamplingParams
 
@@ -76,7 +76,9 @@ def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
     options = _options(others)
     if unknown := [name for name in names if name not in options]:
         what = "option" if others else "sampling option"
-        raise InputError(f"{listed(unknown)} is no {what}; options are {listed([*options], 80)}.")
+        raise InputError(
+            f"{listed(unknown)} is no {what}{meant(str(unknown[0]), options)}; options are {listed([*options], 80)}."
+        )
 
 
 @functools.cache
