@@ -14,6 +14,8 @@ from vlm.api.pipeline import Output
 from vlm.errors import InputError
 from vlm.registry.tokenizer_rules import Languages
 from vlm_app.cli.options import texts as text_options
+from vlm_app.cli.options.texts import load_text_model
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.text import scores
 from vlm_app.text.evaluation import Run, agreement
 from vlm_app.text.job import TextJob, in_order
@@ -273,6 +275,13 @@ def test_questions_go_where_a_model_takes_them():
 def test_wrong_languages(pipeline, asked, says):
     with pytest.raises(InputError, match=says):
         translation(pipeline, *asked, False)
+
+
+def test_an_encoder_alone_is_refused_before_its_languages(monkeypatch):
+    alone = SimpleNamespace(capabilities=SimpleNamespace(generates=False, takes_text=True))
+    monkeypatch.setattr("vlm_app.cli.options.texts.decoding.load", lambda *_: alone)
+    with pytest.raises(InputError, match=r"\./enc is an encoder alone, which writes no text; give vlm encode"):
+        load_text_model("./enc", LoadOptions())
 
 
 # --- pairs and scores ---

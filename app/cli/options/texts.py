@@ -204,8 +204,10 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
 
 
 def load_text_model(model: str, options: LoadOptions) -> Pipeline:
-    """Loads a model. Raises InputError for one that takes no text."""
+    """Loads a model. Raises InputError for one that takes no text or writes none."""
     pipeline = decoding.load(model, options)
+    if not pipeline.capabilities.generates:
+        raise InputError(f"{model} is an encoder alone, which writes no text; give vlm encode or a whole model.")
     if not pipeline.capabilities.takes_text:
         raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")
     return pipeline
