@@ -61,6 +61,16 @@ def test_what_was_read_may_be_read_again(builder):
     assert builder.read(first.by_name()) == first
 
 
+def test_ids_may_say_where_a_tables_rows_stand(builder):
+    """As TensorRT-LLM's --input_tokens have them; without such ids the rows go before."""
+    size, table = builder.context.vocab_size, torch.ones(2, 64)
+    source = {"input_ids": [5, size, size + 1, 6], "prompt_table": table}
+    assert list(builder.read(source).encoder_input_ids) == source["input_ids"]
+    sentence = rf"^token id {size + 2} is outside the vocabulary of {size} and its prompt table of 2 rows; give ids"
+    with pytest.raises(InputError, match=sentence):
+        builder.read({"input_ids": [5, size + 2], "prompt_table": table})
+
+
 @pytest.mark.parametrize("bad", [-1, 10**6, 2**70])
 def test_ids_that_are_no_tokens(builder, bad):
     with pytest.raises(InputError, match=rf"^token id {bad} is outside the vocabulary of \d+; give ids of this model"):

@@ -74,6 +74,12 @@ class InputContext:
         """Returns the ids of a prompt table's rows, which go before a text."""
         return range(self.vocab_size, self.vocab_size + (0 if table is None else len(table)))
 
+    def with_rows(self, ids: list[int], count: int) -> list[int]:
+        """Returns a prompt's ids with those of a prompt table's rows before them, unless some among them say already
+        where rows stand."""
+        first = self.vocab_size
+        return ids if max(ids, default=0) >= first else [*range(first, first + count), *ids]
+
     def bounded(self, text: str) -> str:
         """Raises LengthError for a text of too many tokens, told before it is tokenized; images stand where it says
         so."""

@@ -58,7 +58,8 @@ def _bare_input(source: Any, context: InputContext) -> InputFields:
 
 
 def _name_ids(fields: InputFields, context: InputContext) -> None:
-    """Names `input_ids`: the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
+    """Names `input_ids`: the encoder's, or a lone decoder's prompt; a prompt table's rows go before them, or where
+    ids from the vocabulary's size on are."""
     if not context.has_encoder and context.config.cross_attention:
         raise InputError(f"{context.family.name} takes images, not token ids.")
     name = "encoder_input_ids" if context.has_encoder else "decoder_prompt_token_ids"
@@ -68,11 +69,13 @@ def _name_ids(fields: InputFields, context: InputContext) -> None:
     ids = _numbers("input_ids", fields.input_ids)
     if not ids:
         raise InputError("the input_ids are empty; give at least one token.")
-    if min(ids) < 0 or max(ids) >= context.vocab_size:
-        bad = next(token for token in ids if not 0 <= token < context.vocab_size)
-        raise InputError(f"token id {bad} is outside the vocabulary of {context.vocab_size}; give ids of this model.")
+    rows = context.rows_of(fields.table)
+    if min(ids) < 0 or max(ids) >= rows.stop:
+        bad = next(token for token in ids if not 0 <= token < rows.stop)
+        table = f" and its prompt table of {len(rows)} rows" if rows else ""
+        raise InputError(f"token id {bad} is outside the vocabulary of {rows.start}{table}; give ids of this model.")
     fields.input_ids = None
-    setattr(fields, name, ids if fields.prompt_table is None else [*context.rows_of(fields.table), *ids])
+    setattr(fields, name, context.with_rows(ids, len(rows)) if rows else ids)
 
 
 def _numbers(name: str, ids: Any) -> list[int]:
