@@ -369,8 +369,8 @@ class RuntimeConfig(Config):
         only_with="lora",
     )  # fmt: skip
     prompt_table: str | None = option(
-        None, "Tuned prompts whose tasks requests may name: a folder that vlm convert wrote, or a .npy file of floats"
-        " [tasks, rows, hidden].",
+        None, "Tuned prompts whose tasks requests may name: a folder that vlm convert or PEFT wrote, or a .npy file of"
+        " floats [tasks, rows, hidden].",
     )  # fmt: skip
     cuda_graphs: bool = option(True, "Replay a decode step as a CUDA graph.", cli=False)
     threads: int | None = option(

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 
 import vlm
-from tests import ft_kit
+from tests import ft_kit, tiny
 from tests.cli_kit import call
 from tests.nemo_kit import GPTNext, gpt2_files
 from tests.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
@@ -112,6 +113,29 @@ def test_gpts(options, tmp_path):
     for one, out in zip(inputs, pipe.generate(inputs, max_new_tokens=NEW), strict=True):
         own = rows.get(one["task"])
         assert out.token_ids == model.continued(pipe.tokenizer.encode(one["raw_prompt"]), NEW, ids=42, rows=own)
+
+
+@pytest.mark.parametrize(("family", "kind"), [
+    ("t5", PromptTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)),
+    ("t5", PromptEncoderConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, encoder_hidden_size=8)),
+    ("llama", PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=8)),
+    ("gpt2", PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+])  # fmt: skip
+def test_pefts_folders(family, kind, tmp_path):
+    """Of an encoder-decoder PEFT saves rows for both sides, and puts the first ones before what the encoder reads.
+    Where its generate has a cache, it counts no positions for the rows of a decoder alone; its forward does."""
+    model = getattr(tiny, family)()
+    model.save_pretrained(tmp_path / "hf")
+    peft = get_peft_model(model, kind).eval()
+    peft.prompt_encoder["default"].embedding.weight.data.normal_(0, 4)
+    peft.save_pretrained(tmp_path / "notices")
+    pipe = vlm.load(tmp_path / "hf", device="cpu", prompt_table=tmp_path / "notices", cache_dir=tmp_path / "cache")
+    ids = [7, 9, 12, 5]
+    tokens = peft.generate(input_ids=torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, use_cache=False)[0]
+    want = tokens[1 if family == "t5" else len(ids) :].tolist()
+    for task in ("notices", 0):
+        assert pipe.generate(input_ids=ids, task=task, max_new_tokens=NEW).token_ids == want
+    assert pipe.generate(input_ids=ids, max_new_tokens=NEW).token_ids != want
 
 
 def test_triton_clients_send_names_and_numbers(tuned, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.cli_kit import call
+from tests.lora_kit import adapter_folder
 from tests.nemo_kit import archive
 from tests.nemo_t5_kit import tuned_prompts
 from vlm.artifacts.engine_dir import EngineDir
@@ -152,6 +153,20 @@ def test_folders_that_are_damaged(content, says, tmp_path):
     (tmp_path / "tasks.json").write_text(content)
     with pytest.raises(InputError, match=says):
         PromptTables.open(tmp_path)
+
+
+@pytest.mark.parametrize(("config", "rows", "says"), [
+    ({"peft_type": "LORA"}, torch.ones(4, 8), "is a PEFT adapter of type LORA, not of tuned prompts .PROMPT_TUNING"),
+    ({}, torch.ones(1, 8), "has no prompt_embeddings of its num_virtual_tokens .2.; fetch or save it again"),
+    ({"num_virtual_tokens": "2"}, torch.ones(4, 8), "has no prompt_embeddings"),
+    ({}, torch.ones(16), "has no prompt_embeddings"), ({}, torch.full((2, 8), torch.nan), "holds NaN or infinity"),
+])  # fmt: skip
+def test_folders_of_peft_that_hold_something_else(config, rows, says, tmp_path):
+    folder = adapter_folder(tmp_path / "a", {"prompt_embeddings": rows})
+    settings = {"peft_type": "P_TUNING", "num_virtual_tokens": 2} | config
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=rf"^--prompt-table X {says}"):
+        PromptTables.open(folder, "--prompt-table X")
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300])  # which float32 cannot hold

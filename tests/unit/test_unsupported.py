@@ -30,6 +30,8 @@ FOLDERS = {
                      "with a projector beside it; merge it .vlm convert gpt2 -o OUT --merge-lora "),
     "prompt tuning": ({"adapter_config.json": LORA | {"peft_type": "PROMPT_TUNING"}},
                       "--prompt-table, --model being gpt2"),
+    "prompts of several tasks": ({"adapter_config.json": LORA | {"peft_type": "MULTITASK_PROMPT_TUNING"}},
+                                 "rows that are made of several tasks' are not served; give --model gpt2 alone"),
     "prefix tuning": ({"adapter_config.json": LORA | {"peft_type": "PREFIX_TUNING"}}, "give --model gpt2 alone"),
     "gguf": ({"llama-2-7b.Q4_K_M.gguf": W, "config.json": {"model_type": "llama"}}, "llama.cpp's GGUF format"),
     "onnx": ({"model.onnx": W, "config.json": LLAMA, "tokenizer.json": {}}, "an ONNX export for another runtime"),

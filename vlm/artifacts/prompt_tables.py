@@ -1,4 +1,5 @@
-"""Tuned prompts by tasks: a folder of .npy files with their names, or one .npy file, whose tasks have numbers alone.
+"""Tuned prompts by tasks: a folder of .npy files with their names, one .npy file, whose tasks have numbers alone, or
+the folder that PEFT saves of one, which is the task's name.
 
 tasks.json  0.npy  1.npy  …
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.artifacts import peft_folder
 from vlm.artifacts.archives import check_no_archive
 from vlm.artifacts.files import atomic_dir, open_regular, read_json
 from vlm.errors import CheckpointError, InputError, VlmError, listed
@@ -48,9 +50,13 @@ class PromptTables:
         label = label or str(path)
         if path.is_dir() and (path / TASKS).is_file():
             return cls(path, tuple(_named(path)))
+        if (path / peft_folder.FILE).is_file():
+            return cls(path, (TunedPrompt(_of_peft(path, label), path.absolute().name),))
         if not path.is_file():
             what = f"is a folder without {TASKS}" if path.is_dir() else "does not exist"
-            raise InputError(f"{label} {what}; give a .npy file, or a folder that vlm convert wrote of tuned prompts.")
+            raise InputError(
+                f"{label} {what}; give a .npy file, or a folder that vlm convert wrote, or PEFT, of tuned prompts."
+            )
         array = _read(path, label)
         if array.ndim not in (2, 3):
             raise _misshaped(array, label, "[tasks, rows, hidden] or [rows, hidden]")
@@ -118,6 +124,12 @@ def _named(folder: Path) -> Iterable[TunedPrompt]:
         yield TunedPrompt(array, ends=bool(task.get("ends")), **texts)
 
 
+def _of_peft(folder: Path, label: str) -> Any:
+    rows = peft_folder.tuned_rows(folder, label).numpy()
+    _check_finite(rows, label)
+    return rows
+
+
 def _read(file: Path, label: str) -> Any:
     """Reads finite floats as float32. Raises InputError for a file of anything else."""
     import numpy as np
@@ -137,9 +149,15 @@ def _read(file: Path, label: str) -> Any:
         raise _misshaped(array, label, "[tasks, rows, hidden] or [rows, hidden]")
     with np.errstate(over="ignore"):  # what float32 cannot hold is named below
         rows = array.astype(np.float32)
+    _check_finite(rows, label)
+    return rows
+
+
+def _check_finite(rows: Any, label: str) -> None:
+    import numpy as np
+
     if not np.isfinite(rows).all():
         raise InputError(f"{label} holds {NOT_FINITE}.")
-    return rows
 
 
 def _misshaped(array: Any, label: str, shape: str) -> VlmError:

@@ -15,6 +15,7 @@ from vlm.artifacts.checkpoint import is_checkpoint
 from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import open_regular, read_small
 from vlm.artifacts.model_files import WEIGHTS, ModelFiles
+from vlm.artifacts.peft_folder import TUNED_PROMPTS
 from vlm.artifacts.quantization_files import READ, quantizations
 from vlm.errors import UnsupportedModelError, listed
 
@@ -40,7 +41,10 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 HEAD = re.compile(r"\w+For(Sequence|Token|Image|Video|Audio|AudioFrame)Classification|\w+ForQuestionAnswering"
                   r"|\w+ForMultipleChoice|\w+ForNextSentencePrediction")  # fmt: skip
 LOADED = ("LORA", "IA3")  # those that models are run with
-PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")  # PEFT's kinds that keep rows of embeddings
+NOT_SERVED = {  # what adapters of these kinds hold
+    "PREFIX_TUNING": "keys and values of its own",
+    "MULTITASK_PROMPT_TUNING": "rows that are made of several tasks'",
+}
 
 
 def _pointers(model: ModelFiles) -> list[str]:
@@ -68,13 +72,10 @@ def _adapter(model: ModelFiles) -> str:
     config = model.read("adapter_config.json")
     kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
     what = describe_adapter(model)
-    if kind in PROMPTS:
-        return (
-            f"{what}; save its prompt_embeddings as a .npy file and give that with --prompt-table, --model being"
-            f" {base or 'its base model'}"
-        )
-    if kind == "PREFIX_TUNING":
-        return f"{what}, and keys and values of its own are not served; give --model {base or 'its base model'} alone"
+    if kind in TUNED_PROMPTS:
+        return f"{what}; give {model.name} with --prompt-table, --model being {base or 'its base model'}"
+    if kind in NOT_SERVED:
+        return f"{what}, and {NOT_SERVED[kind]} are not served; give --model {base or 'its base model'} alone"
     if kind in LOADED:
         own = base or "its base model"
         return (

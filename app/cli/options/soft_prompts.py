@@ -24,7 +24,7 @@ class TableOptions:
 
     prompt_table: Path | None = option(
         None, "Tuned prompts: a .npy file of floats [tasks, rows, hidden] or [rows, hidden], or a folder that vlm"
-        " convert wrote.",
+        " convert or PEFT wrote.",
     )  # fmt: skip
     tasks: tuple[str, ...] = option(
         (), "Whose rows go before the text, by number or name: one, or one for each: 0 1 -1 or 0,1,-1, squad,boolq (or"

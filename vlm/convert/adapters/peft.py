@@ -15,8 +15,8 @@ from torch import Tensor
 from vlm.artifacts.archives import check_no_archive
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import read_pickle
-from vlm.artifacts.weights import TensorFiles
-from vlm.convert.adapters.peft_config import FILE, PeftKind, invalid_settings, names_of
+from vlm.artifacts.peft_folder import FILE, TUNED_PROMPTS, WEIGHTS, WHAT, adapter_tensors
+from vlm.convert.adapters.peft_config import PeftKind, invalid_settings, names_of
 from vlm.convert.adapters.peft_ia3 import PeftIa3
 from vlm.convert.adapters.peft_lora import PeftLora
 from vlm.convert.adapters.trained_tensors import COPY, UNREAD, trained_name
@@ -24,8 +24,6 @@ from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.layers.adapters.base import AdapterWeights
 
 KINDS: Mapping[str, type[PeftKind]] = {"LORA": PeftLora, "IA3": PeftIa3}  # by `peft_type`
-WHAT = "folder of a PEFT adapter"
-WEIGHTS = "adapter_model.safetensors"
 BESIDE = "non_lora_trainables.bin"  # weights that were trained as they are: a projector
 PREFIX = "base_model.model."  # of names in what PEFT saves
 
@@ -47,8 +45,11 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
         raise ConfigError(f"{folder} is a file and no {WHAT}; give the folder that holds its {FILE}.")
     values = read_json(folder / FILE, ConfigError, WHAT)
     if (kind := str(values.get("peft_type"))) not in KINDS:
-        raise ConfigError(f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded.")
-    tensors, strays, trained, frozen = _tensors(folder), [], {}, {}
+        instead = f"; give it with --prompt-table {folder}" if kind in TUNED_PROMPTS else ""
+        raise ConfigError(
+            f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded{instead}."
+        )
+    tensors, strays, trained, frozen = adapter_tensors(folder), [], {}, {}
     by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name in (name for name in tensors if not UNREAD.search(name)):
         bare = name.removeprefix(PREFIX)
@@ -75,14 +76,6 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     base = str(values.get("base_model_name_or_path") or "")
     own = _checked(folder, trained | read_beside(folder) if merging else {}, modules)
     return PeftAdapter(base, modules, own | _checked(folder, frozen, {}))
-
-
-def _tensors(folder: Path) -> Mapping[str, Tensor]:
-    """Returns an adapter's tensors; a pickle, which older ones are, is read as one of tensors alone."""
-    pickle = folder / "adapter_model.bin"
-    return (
-        read_pickle(pickle) if pickle.exists() and not (folder / WEIGHTS).exists() else TensorFiles([folder / WEIGHTS])
-    )
 
 
 def _check_trained(folder: Path, values: Mapping[str, Any], trained: Mapping[str, Tensor], *, merging: bool) -> None:

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from vlm.artifacts.peft_folder import FILE
 from vlm.convert.adapters.patterns import SECONDS
 from vlm.errors import ConfigError, listed
 from vlm.layers.adapters.base import AdapterWeights
-
-FILE = "adapter_config.json"
 
 
 class PeftKind(Protocol):
