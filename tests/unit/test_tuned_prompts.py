@@ -70,6 +70,34 @@ def test_rows_that_stand_elsewhere_in_a_template(tmp_path):
         convert_model(tuned_prompts(tmp_path / "other", TABLES), tmp_path / "others")
 
 
+def test_templates_that_were_not_tuned(tmp_path):
+    """NeMo's configurations may list them; numbers are those of the tasks with rows."""
+    templates = [{"taskname": name, "prompt_template": ""} for name in ("boolq", "squad", "rte")]
+    folder = tuned_prompts(tmp_path / "content", {"squad": TABLES["squad"]}, task_templates=templates)
+    sentence = "the archive has no rows of boolq, rte, which its model_config.yaml names; it has those of squad"
+    with pytest.warns(VlmWarning, match=sentence):
+        convert_model(folder, tmp_path / "tables")
+    assert PromptTables.open(tmp_path / "tables").names == ["squad"]
+    result = call("convert", archive(folder, tmp_path / "prompts.nemo"), "-o", tmp_path / "others")
+    assert result.exit_code == 0 and sentence in result.stderr
+    assert result.stderr.splitlines()[-1] == "task 0: squad, 4 rows"
+
+
+def test_inspect_says_which_tasks_a_folder_has(tmp_path):
+    convert_model(tuned_prompts(tmp_path / "content", TABLES), tmp_path / "tables")
+    found = json.loads(call("inspect", tmp_path / "tables", "--json").stdout)
+    assert found["tasks"] == {"squad": "4 rows", "a/../b": "2 rows"} and found["width"] == 32
+    assert "--tasks squad" in call("inspect", tmp_path / "tables").stdout
+
+
+def test_shorter_tasks_of_a_file_end_in_zeros(tmp_path):
+    """As TensorRT-LLM's nemo_prompt_convert.py writes them."""
+    rows = np.zeros((3, 4, 8), np.float32)
+    rows[0], rows[1, :2, 3] = 1, 2
+    np.save(tmp_path / "t.npy", rows)
+    assert [len(prompt.rows) for prompt in PromptTables.open(tmp_path / "t.npy").prompts] == [4, 2, 4]
+
+
 class Trap:
     def __init__(self, path):
         self.path = path
@@ -93,8 +121,6 @@ DAMAGE = {
     "the end of the tuning": _saved({"prompt_table": {KEY: torch.zeros(4, 32)}}),
     "holds NaN or infinity among its rows; give finite floats, as they were tuned .squad": _saved(
         {"prompt_table": {KEY: torch.full((4, 32), torch.inf)}}),
-    "has no rows of a/../b, which its model_config.yaml names; it has those of squad": _saved(
-        {"prompt_table": {KEY: torch.ones(4, 32)}}),
     "the task squad has 5 rows, its total_virtual_tokens is 4": _saved(
         {"prompt_table": {KEY: torch.ones(5, 32), KEY.replace("squad", "a/../b"): torch.ones(2, 32)}}),
     "the rows of its tasks differ in width .32, 33": _saved(

@@ -48,7 +48,7 @@ class PromptTables:
         """`label`: what errors begin with. Raises InputError for what holds no tuned prompts."""
         path = Path(path)
         label = label or str(path)
-        if path.is_dir() and (path / TASKS).is_file():
+        if is_tables(path):
             return cls(path, tuple(_named(path)))
         if (path / peft_folder.FILE).is_file():
             return cls(path, (TunedPrompt(_of_peft(path, label), path.absolute().name),))
@@ -60,7 +60,7 @@ class PromptTables:
         array = _read(path, label)
         if array.ndim not in (2, 3):
             raise _misshaped(array, label, "[tasks, rows, hidden] or [rows, hidden]")
-        return cls(path, tuple(TunedPrompt(rows) for rows in (array if array.ndim == 3 else array[None])))
+        return cls(path, tuple(TunedPrompt(_unpadded(rows)) for rows in (array if array.ndim == 3 else array[None])))
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -97,7 +97,7 @@ def write_tables(out: Path, base: str, prompts: Iterable[TunedPrompt]) -> Prompt
     import numpy as np
 
     prompts = tuple(prompts)
-    with atomic_dir(out, _is_ours, WHAT, CheckpointError) as draft:
+    with atomic_dir(out, is_tables, WHAT, CheckpointError) as draft:
         for number, prompt in enumerate(prompts):
             np.save(draft / f"{number}.npy", prompt.rows)
         keys = ("name", "template", "suffix", "ends")
@@ -107,8 +107,9 @@ def write_tables(out: Path, base: str, prompts: Iterable[TunedPrompt]) -> Prompt
     return PromptTables(out, prompts)
 
 
-def _is_ours(out: Path) -> bool:
-    return (out / TASKS).is_file()
+def is_tables(path: Path) -> bool:
+    """Says whether a folder is one that `write_tables` writes."""
+    return path.is_dir() and (path / TASKS).is_file()
 
 
 def _named(folder: Path) -> Iterable[TunedPrompt]:
@@ -122,6 +123,13 @@ def _named(folder: Path) -> Iterable[TunedPrompt]:
             raise _misshaped(array, str(file), "[rows, hidden]")
         texts = {key: str(task.get(key, "")) for key in ("name", "template", "suffix")}
         yield TunedPrompt(array, ends=bool(task.get("ends")), **texts)
+
+
+def _unpadded(rows: Any) -> Any:
+    """Returns rows [n, hidden] up to the last one that is not zeros, with which TensorRT-LLM's nemo_prompt_convert.py
+    makes all tasks of a file as long as the longest; all of them where none is."""
+    tuned = rows.any(axis=1).nonzero()[0]
+    return rows[: tuned[-1] + 1] if tuned.size else rows
 
 
 def _of_peft(folder: Path, label: str) -> Any:

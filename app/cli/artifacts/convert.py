@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +10,9 @@ from typing import Annotated
 import typer
 
 from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
+from vlm.artifacts.prompt_tables import PromptTables, is_tables
 from vlm.config import BuildConfig
-from vlm.errors import VlmWarning
+from vlm.errors import VlmWarning, counted
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.groups import Group, takes
@@ -49,7 +51,7 @@ def convert(
 
     Every tensor must be used or known to be superfluous, and every weight filled with the exact shape; otherwise
     nothing is written. With --tp-size or --pp-size each rank's weights lie in a file of their own, and vlm build takes
-    them with the same options. The path goes to stdout.
+    them with the same options. The path goes to stdout, the tasks of tuned prompts to stderr.
 
     \b
     Examples:
@@ -67,7 +69,17 @@ def convert(
         sizes = {name: getattr(split, name) for name in SPLIT.options}
         path = convert_model(source, out, tokenizer=tokenizer, merge_lora=merge_lora, progress=progress, **sizes)
     _check_tokenizer(path)
+    if is_tables(path):
+        print("\n".join(tasks_of(PromptTables.open(path))), file=sys.stderr)
     print(path)
+
+
+def tasks_of(tables: PromptTables) -> list[str]:
+    """Returns a line of each task of tuned prompts: its number, its name and its rows."""
+    return [
+        f"task {number}: {prompt.name}, {counted(len(prompt.rows), 'row')}"
+        for number, prompt in enumerate(tables.prompts)
+    ]
 
 
 def _check_tokenizer(path: Path) -> None:

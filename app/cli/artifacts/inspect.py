@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlm.artifacts.prompt_tables import PromptTables, is_tables
+from vlm.errors import counted
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.common import Json
 
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
 @command
 def inspect(
-    model: Annotated[str, typer.Argument(help="A checkpoint, an engine or a Hugging Face folder; a packaged name.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A checkpoint, an engine, a Hugging Face folder or one of tuned prompts; a packaged name."),
+    ],
     as_json: Json = False,
 ) -> None:
     """Explain a model directory: family, parts, sizes, limits, memory, origin. Engines are verified.
@@ -34,11 +39,27 @@ def inspect(
       vlm inspect nougat-base.engine
       vlm inspect mini-nougat --json
     """
+    description = describe_tables(Path(model)) if is_tables(Path(model)) else _describe_model(model)
+    print(json.dumps(description, indent=2, ensure_ascii=False) if as_json else _text(description))
+
+
+def _describe_model(model: str) -> dict[str, Any]:
     from vlm.build.store import locate
 
     source = locate(model)
-    description = DESCRIBE.get(source.kind, describe_foreign)(source.path)
-    print(json.dumps(description, indent=2, ensure_ascii=False) if as_json else _text(description))
+    return DESCRIBE.get(source.kind, describe_foreign)(source.path)
+
+
+def describe_tables(path: Path) -> dict[str, Any]:
+    """Returns which tasks a folder of tuned prompts has."""
+    tables = PromptTables.open(path)
+    return {
+        "kind": "tuned prompts",
+        "path": str(path),
+        "tasks": {prompt.name: counted(len(prompt.rows), "row") for prompt in tables.prompts},
+        "width": tables.prompts[0].rows.shape[1],
+        "next": f"vlm run --text TEXT --model MODEL --prompt-table {path} --tasks {tables.names[0]}",
+    }
 
 
 def describe_engine(path: Path) -> dict[str, Any]:

@@ -31,15 +31,18 @@ def is_here(config: Mapping[str, Any]) -> bool:
 
 
 def convert(folder: Path, config: Mapping[str, Any], out: Path) -> PromptTables:
-    """Writes the tuned prompts of an archive's content into a folder at `out`. Raises CheckpointError for what is
-    missing, damaged, unsafe or does not fit its configuration."""
+    """Writes the tuned prompts of an archive's content into a folder at `out`; tasks that have none are named in a
+    warning. Raises CheckpointError for what is damaged, unsafe or does not fit its configuration."""
     tables = _tables(weight_files(folder)[0][0])  # all ranks have them
     templates = _templates(config, folder)
-    if absent := [name for name in templates if name not in tables]:
-        raise CheckpointError(
-            f"{folder} has no rows of {listed(absent)}, which its {CONFIG} names; it has those of {listed(tables)}."
+    if absent := [name for name in templates if name not in tables]:  # NeMo keeps templates that were not tuned
+        warnings.warn(
+            f"the archive has no rows of {listed(absent)}, which its {CONFIG} names; it has those of {listed(tables)}.",
+            VlmWarning,
+            stacklevel=3,
         )
-    prompts = [_prompt(name, tables[name], templates.get(name, {}), config) for name in {**templates, **tables}]
+    names = [name for name in {**templates, **tables} if name in tables]
+    prompts = [_prompt(name, tables[name], templates.get(name, {}), config) for name in names]
     if len(widths := {prompt.rows.shape[1] for prompt in prompts}) > 1:
         raise CheckpointError(f"{folder}: the rows of its tasks differ in width ({listed(sorted(widths))}).")
     return write_tables(out, str(config.get("language_model_path") or ""), prompts)
