@@ -268,7 +268,9 @@ def test_rows_before_the_text_of_an_encoder(tmp_path):
 # --- mistakes, and which model ---
 @pytest.mark.parametrize(("flags", "says"), [
     ((), "one kind at a time"),
-    (("--image", "a.png", "--text", "b"), "one kind at a time"),
+    (("--image", "a.png", "--text", "b"), "one kind at a time; what is asked about an image is its --prompt."),
+    (("--image", "https://a.example/b.png", "--device", "cpu"),
+     "https://a.example/b.png is an address, which is not fetched; give the path"),
     (("--prompt", "a", "--raw-prompt", "b"), "--prompt, --raw-prompt were given together"),
     (("--prompt", "a", "--chat"), "--prompt, --chat were given together"),
     (("--text", "a", "--chat"), "--chat, --text were given together"),

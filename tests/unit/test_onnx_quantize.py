@@ -102,6 +102,7 @@ def test_layers_stay_where_that_is_said(tmp_path):
     ("options", "says"),
     [
         ({"quantization": "int3", "backend": "onnxruntime"}, "quantization is 'int3', allowed are int8"),
+        ({"quantization": "awq"}, "allowed are int8, .*, while awq, gptq and smoothquant are of vlm quantize --format"),
         ({"quantization": "fp8", "backend": "onnxruntime"}, "is fp8, which onnxruntime does not take; torch"),
         ({"quantization": "int8", "backend": "onnxruntime", "dtype": "float16"}, "needs dtype float32, not float16"),
         (

@@ -96,7 +96,10 @@ def _option_errors(choice: Backend, build: BuildConfig) -> list[str]:
         name = "tp_size" if build.tp_size > 1 else "pp_size"
         errors.append(f"{name} is {getattr(build, name)}, only the backend {listed(takers)} splits networks: give that")
     if kind is not None and kind not in quantizations():
-        errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
+        calibrated = (
+            "awq, gptq and smoothquant are of vlm quantize --format"  # whose checkpoints are built as any other
+        )
+        errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}, while {calibrated}")
     elif kind is not None and kind not in choice.quantizations:
         errors.append(f"quantization is {kind}, which {choice.name} does not take; {listed(quantizers(kind))} can")
     elif kind is not None and build.group_size is not None and kind not in choice.grouped:

@@ -122,6 +122,8 @@ def _file(path: str | Path, name: str) -> BinaryIO:
     try:
         return open_regular(path)
     except FileNotFoundError:
+        if name.startswith(("http://", "https://")):
+            raise ImageError(f"{name} is an address, which is not fetched; give the path of an image file.") from None
         raise ImageError(f"{name} does not exist; give the path of an image file.", "missing") from None
     except IsADirectoryError:
         raise ImageError(f"{name} is a folder; give the path of an image file.") from None

@@ -168,7 +168,10 @@ def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> No
     if chat and framing:
         raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
     if (images and texts) or not (images or texts or flags):
-        raise InputError('give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time.')
+        raise InputError(
+            'give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time; what is asked about an'
+            " image is its --prompt."
+        )
     if len(flags) > 1 or (texts and set(flags) - {"--prompt"}):
         raise InputError(f"{listed(flags + ['--text'] * bool(texts))} were given together; give one of them.")
     if [*images, *texts, sources.prompt, sources.raw_prompt].count("-") + chat * images.count("-") > 1:
