@@ -11,10 +11,11 @@ from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.store import locate
-from vlm.errors import InputError, first_line
+from vlm.errors import InputError, first_line, listed
 from vlm.registry.catalogs import converter_of, match_family
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -96,6 +97,20 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
         ) from error
     rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
     return getattr(transformers, WITH_IMAGES.get(config.model_type, rest))
+
+
+def load_whole(folder: Path, dtype: torch.dtype) -> Any:
+    """Loads the folder's model as a whole. Raises InputError for a folder that lacks weights of its class, which draws
+    them at random: it is of another network, as SantaCoder is whose configuration calls it a GPT-2."""
+    kind: Any = model_class(folder)
+    model, info = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    # buffers are computed
+    if missing := sorted(info["missing_keys"] & {name for name, _ in model.named_parameters()}):
+        raise InputError(
+            f"{folder.name} has no {listed(missing, 3)}, which transformers' {type(model).__name__} would draw at"
+            " random: it is of another network; there is nothing to compare to."
+        )
+    return model
 
 
 def language_part(model: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.errors import InputError
 from vlm.layers.convolution import whole_float32
-from vlm_app.reference.huggingface import image_inputs, language_part, model_class, quiet
+from vlm_app.reference.huggingface import image_inputs, language_part, load_whole, quiet
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -30,7 +30,7 @@ class Reference:
         """Loads the folder's model; `dtype` None: the engine's computing type."""
         quiet()
         torch_dtype = getattr(torch, dtype or pipeline.engine.build.dtype)
-        model: Any = model_class(folder).from_pretrained(folder, dtype=torch_dtype)
+        model = load_whole(folder, torch_dtype)
         return cls(model.to(pipeline.device).eval(), pipeline)
 
     # --- what it is asked ---

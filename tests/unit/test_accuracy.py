@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests import tiny
 from tests.engines import pipeline
@@ -114,6 +115,16 @@ def test_an_images_rows_and_a_table_together(tmp_path):
     outputs = pipe.generate([given], **accuracy.comparable({"max_new_tokens": 3}))
     with pytest.raises(InputError, match="images or a prompt table, not both"):
         accuracy.compare(tmp_path / "hf", pipe, [given], outputs, {"max_new_tokens": 3})
+
+
+def test_folders_of_another_network_than_their_class(tmp_path):
+    """Transformers draws what it does not find at random: agreement with that says nothing."""
+    pipe = pipeline(tiny.gpt2(), tmp_path)
+    file = tmp_path / "hf" / "model.safetensors"
+    save_file({n: x for n, x in load_file(file).items() if "attn.c_attn" not in n}, file, {"format": "pt"})
+    outputs = pipe.generate([{"input_ids": [5, 6]}], **accuracy.comparable({"max_new_tokens": 3}))
+    with pytest.raises(InputError, match=r"hf has no transformer.h.0.attn.c_attn.bias, .* nothing to compare to"):
+        accuracy.compare(tmp_path / "hf", pipe, [{"input_ids": [5, 6]}], outputs, {"max_new_tokens": 3})
 
 
 def test_folders(tmp_path):
