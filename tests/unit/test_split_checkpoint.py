@@ -181,6 +181,8 @@ def test_the_command_line(whole, halves, tmp_path):
     assert call(*build, "--workers", 2).exit_code == 0
     for arguments, words in (
         ((*build, "--workers", 0), "--workers is 0; it must be at least 1"),
+        (build[:-2], "the build asks for --tp-size 1, --pp-size 1; run vlm build with --tp-size 2"),
+        (("convert", whole["t5"].path, "-o", tmp_path / "c", "--pp-size", 9), "build with --pp-size"),
         (("quantize", tmp_path / "split", "-o", tmp_path / "q", "--format", "int8"), "split among ranks already"),
         (
             ("generate", "--model", tmp_path / "split", "hello"),

@@ -99,7 +99,8 @@ def _check_mapping(build: BuildConfig, checkpoint: Checkpoint) -> None:
         words = ", ".join(f"{axis}_size {size}" for axis, size in build.mapping.items())
         raise ConfigError(
             f"{checkpoint.path} is split for {options}, the build asks for {words}; run vlm build with {options}, or"
-            " build from the whole model."
+            " build from the whole model.",
+            settings=tuple(f"{axis}_size" for axis in build.mapping),
         )
     if build.quantization != checkpoint.quantization:
         raise ConfigError(
