@@ -221,7 +221,7 @@ def test_words_may_be_texts(client, t5):
             {"max_output_len": np.array([[1], [2]], np.uint32)},
             "they differ or there is none: input_ids 1, max_output_len 2.",
         ),
-        ({"beam_widht": np.array([[1]], np.uint32)}, "no input here (the nearest name is beam_width)"),
+        ({"beam_widht": np.array([[1]], np.uint32)}, "no input here (is it beam_width?)"),
         ({"pixel_valuez": np.ones((1, 1), np.uint32)}, "bad_words, request_prompt_embedding, request_prompt_lengths"),
         ({"nonsense": np.array([[1]], np.uint32)}, "nonsense is no input"),
         ({"temperature": np.array([[np.nan]], np.float32), "runtime_top_k": np.array([[2]], np.uint32)}, "temperature"),
@@ -273,7 +273,7 @@ def test_pixels_of_another_type_are_told_both_forms_of_an_image(client):
 
 
 def test_a_name_that_is_misspelt_comes_before_what_is_missing(client):
-    with pytest.raises(InferenceServerException, match=r"^\[400\] text_inputs is no input .* text_input\); .*image"):
+    with pytest.raises(InferenceServerException, match=r"^\[400\] text_inputs is no input .* text_input\?\); .*image"):
         infer(client, "mini-llava", {"text_inputs": np.array([[b"a"]], object)})
     with pytest.raises(InferenceServerException) as told:
         infer(client, "mini-t5", {"text_inputs": np.array([[b"a"]], object)})

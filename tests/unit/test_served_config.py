@@ -85,7 +85,7 @@ REFUSED = {
     "is_sparse": (parameter("is_sparse", "1"), "is_sparse is '1'; write 0"),
     "enable_custom_all_reduce": (parameter("enable_custom_all_reduce", "yes"), "enable_custom_all_reduce is 'yes'"),
     "a parameter": (parameter("vocab_size", "9"), "vocab_size is no parameter here; there are"),
-    "a misspelt parameter": (parameter("tensor_para_sise", "1"), r"here \(the nearest name is tensor_para_size"),
+    "a misspelt parameter": (parameter("tensor_para_sise", "1"), r"here \(is it tensor_para_size"),
     "an ensemble": ('platform: "ensemble" input { name: "INPUT_0" }', "leave its folder out, and its engine is served"),
     "no configuration": ("output {{", r"no model configuration of Triton's: .*got \{\.$"),
     "a number": (parameter("threads", "many"), "the parameter threads is 'many'; it must be a number"),

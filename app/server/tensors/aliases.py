@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from vlm.errors import InputError
+from vlm.errors import InputError, meant
 from vlm_app.server.tensors.settings import ADAPTER, OFFERED
 
 Value = TypeVar("Value")
@@ -53,8 +52,7 @@ def nearest(unknown: Sequence[str], names: Iterable[str]) -> str:
     "" where none is."""
     own = {*names}
     known = [*own, *(alias for alias, name in ALIASES.items() if name in own)]
-    near = difflib.get_close_matches(unknown[0], known, 1, 0.75)
-    return f" (the nearest name is {near[0]})" if near else ""
+    return meant(unknown[0], known)
 
 
 def _twice(first: str, second: str) -> str:
