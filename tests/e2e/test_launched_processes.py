@@ -54,6 +54,14 @@ def test_no_verb_does_its_work_twice(line, cache, monkeypatch, tmp_path):
     assert result.stdout == "" and not (cache / "engines").exists() and not (tmp_path / "text").exists()
 
 
+@pytest.mark.parametrize("verb", ["convert", "build", "quantize"])
+def test_files_of_all_ranks_are_written_once(verb, cache, monkeypatch, tmp_path):
+    launch(monkeypatch, "mpirun")
+    said = one_sentence(call(verb, "mini-t5", "-o", tmp_path / "out"))
+    assert f"mpirun has started 2 processes, and vlm {verb} writes the files of all ranks by itself" in said
+    assert "without mpirun" in said and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("starter", VARIABLES)
 def test_python_does_not_either(starter, cache, monkeypatch):
     with pytest.raises(EngineError, match=f"{starter} has started 2 processes, mini-t5 is built for 1 rank"):

@@ -114,6 +114,17 @@ def rank_among(ranks: int, model: object, variables: Mapping[str, str] = os.envi
     return own
 
 
+def check_alone(work: str, variables: Mapping[str, str] = os.environ) -> None:
+    """Raises EngineError where one command has started several processes for `work` that writes the files of all ranks:
+    each of them would write all."""
+    if (own := launched_rank(variables)) is not None:
+        raise EngineError(
+            f"{own.starter} has started {own.size} processes, and {work} writes the files of all ranks by itself; start"
+            f" it once, without {own.starter}. Where each process has work of its own, unset"
+            f" {_size_variable(own.starter)}."
+        )
+
+
 def be_no_rank(variables: MutableMapping[str, str] = os.environ) -> None:
     """Lets this process, and those that it starts, be by themselves, whatever has started it."""
     for starter in VARIABLES:

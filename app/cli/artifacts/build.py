@@ -11,6 +11,7 @@ import typer
 from vlm.config import BuildConfig
 from vlm.errors import InputError
 from vlm.options import check_limits, flag_of, option
+from vlm.parallel.environment import check_alone
 from vlm.ranges import Range, at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
@@ -80,6 +81,7 @@ def build(
       vlm build flan-t5-xxl-tp2.ckpt -o flan-t5-xxl.engine --dtype bfloat16 --tp-size 2 --workers 2
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
+    check_alone("vlm build")
     _check(source, random_weights, arch, random)
     with Progress() as progress:
         write = {"workers": files.workers, "progress": progress}

@@ -13,6 +13,7 @@ from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables, is_tables
 from vlm.config import BuildConfig
 from vlm.errors import VlmWarning, counted
+from vlm.parallel.environment import check_alone
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.groups import Group, takes
@@ -63,6 +64,7 @@ def convert(
       vlm convert google/flan-t5-xxl -o flan-t5-xxl-tp2.ckpt --tp-size 2
       vlm convert google/flan-t5-base -o notices.ckpt --merge-lora ./notices-lora
     """
+    check_alone("vlm convert")
     from vlm.build.from_model import convert_model
 
     with Progress() as progress:

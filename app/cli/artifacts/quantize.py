@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlm.parallel.environment import check_alone
 from vlm.quantize.config import QuantizeConfig
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.display.result_file import check_writable, write_result
@@ -68,6 +69,7 @@ def quantize(
       vlm quantize google/flan-t5-xl -o flan.sq --format smoothquant --alpha 0.5 --calibrate texts.jsonl --samples 512
       vlm quantize ./my-bart -o bart.fp8 --format fp8 --static-activations --calibrate texts.txt --ignore head
     """
+    check_alone("vlm quantize")
     check_writable(report, "--report")
     from vlm_app.quantize.job import QuantizeJob
 
