@@ -174,6 +174,16 @@ def test_damaged_byte_level_bpe(vocab, tmp_path):
         make_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"<!DOCTYPE html>", b"", b"\n\xff\n\x05<unk>"])
+def test_a_damaged_sentencepiece_file_is_named(content, tmp_path):
+    """transformers takes it for one of tiktoken's, and asks for that to be installed."""
+    (tmp_path / "spiece.model").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
+    said = r"cannot be read \(spiece.model is no SentencePiece model\)" if content else "spiece.model is empty"
+    with pytest.raises(CheckpointError, match=said):
+        make_tokenizer(tmp_path)
+
+
 def test_word_pieces_as_bert_has_them(tmp_path):
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "house", "##s", "船"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 from vlm.artifacts.files import load_json
 from vlm.artifacts.tokenizer_file import read_tokenizer
 from vlm.convert.named_tokens import FLAGS, named_tokens, read_settings
-from vlm.errors import CheckpointError
+from vlm.errors import CheckpointError, first_line
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
 from vlm.registry.spec import FamilySpec
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+TIKTOKEN, LINE_BYTES = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n"), 4096  # a line of such a file: a token, its id
 
 
 def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> Mapping[str, str]:
@@ -133,6 +135,11 @@ def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
 
 
 def _check_sentencepiece(folder: Path) -> None:
+    """Raises CheckpointError for an empty file, of which the library makes an empty vocabulary, and where what reads it
+    is not installed."""
+    for path in (folder / name for name in SENTENCEPIECE):
+        if path.is_file() and not path.stat().st_size:
+            raise CheckpointError(f"{path} is empty; fetch the folder again.")
     try:
         import google.protobuf  # noqa: F401
         import sentencepiece  # noqa: F401
@@ -168,5 +175,15 @@ def _unreadable(folder: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = _damaged_pieces(folder) if "tiktoken" in str(error) else None  # which is tried after SentencePiece
+        reason = reason or first_line(error)
         raise CheckpointError(f"the tokenizer in {folder} cannot be read ({reason}); fetch the folder again.") from None
+
+
+def _damaged_pieces(folder: Path) -> str | None:
+    """Returns what is wrong with a folder's SentencePiece file, as far as its first line, which is none of tiktoken's,
+    shows that it is to be one; None: it has no such file."""
+    for path in (folder / name for name in SENTENCEPIECE if (folder / name).is_file()):
+        with path.open("rb") as file:
+            return None if TIKTOKEN.match(file.read(LINE_BYTES)) else f"{path.name} is no SentencePiece model"
+    return None
