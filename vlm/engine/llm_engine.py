@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import deque
 from collections.abc import Mapping
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
 from vlm.engine.drafting import learn
+from vlm.engine.endings import Endings, end_of_text
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
 from vlm.executor.decode_burst import DecodeBurst, StepOutput
 from vlm.executor.executor import Executor
-from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
+from vlm.requests.finish import STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Ids, Sequence
-from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
+from vlm.requests.token_update import Completion, TokenUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class LLMEngine:
         self.encoders = executor.encoders
         vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
         self._admission = Admission(self.config, encoder, limits, vision, scheduler.config.num_speculative_tokens)
-        self.eos_token_ids = eos_token_ids
+        self._endings = Endings(eos_token_ids)
         self._ids = itertools.count()
         self._sources: dict[Request, Ids] = {}  # of requests that are expected
         self._sequences: dict[int, Sequence] = {}
@@ -62,6 +62,10 @@ class LLMEngine:
         self._in_flight: deque[DecodeBurst] = deque()
         self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._endings.eos_token_ids
 
     @property
     def has_work(self) -> bool:
@@ -94,7 +98,7 @@ class LLMEngine:
         sequence = self._admission.sequence(
             next(self._ids),
             request,
-            num_stop_ids=len(self._stop_ids(request)),
+            num_stop_ids=len(self._endings.stop_ids(request)),
             source=source,
         )
         params = request.params
@@ -220,7 +224,7 @@ class LLMEngine:
     def _admit(self, sequences: list[Sequence]) -> None:
         self._at_work = sequences
         self.executor.adapters.hold(self._adapters_in_use)
-        self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
+        self.executor.admit(sequences, [self._endings.stop_ids(s.request) for s in sequences])
 
     def _apply(self, burst: DecodeBurst) -> list[TokenUpdate]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
@@ -242,37 +246,24 @@ class LLMEngine:
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
             self.executor.logits.keep(sequence.id, row.logits[:new])
-        if sequence.stops and (end := _end_of(sequence, known)) is not None:
+        if sequence.stops and (end := end_of_text(sequence, known)) is not None:
             new, code = end - known, STOP
             kept = end - sequence.prompt_length
             del tokens[end:], sequence.logprobs[kept:], sequence.top_logprobs[kept:]
         if code:
-            self._end(sequence, self._reason(sequence, code))
+            self._end(sequence, self._endings.reason(sequence, code))
         return self._update(sequence, new)
 
     def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
         """Ends beam searches: they bring their tokens then, the best hypothesis' as the sequence's own."""
         for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
             sequence.hypotheses = tuple(
-                replace(each, finish_reason=self._hypothesis_reason(sequence, each)) for each in hypotheses
+                replace(each, finish_reason=self._endings.hypothesis_reason(sequence, each)) for each in hypotheses
             )
             best = sequence.hypotheses[0]
             sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
             self._end(sequence, best.finish_reason)
         return [self._update(sequence, sequence.num_generated) for sequence in sequences]
-
-    def _hypothesis_reason(self, sequence: Sequence, hypothesis: Hypothesis) -> str:
-        """Returns why a hypothesis of this search ended."""
-        token_ids, words = hypothesis.token_ids, sequence.request.params.stop_words_ids
-        if not token_ids:
-            return "stop"  # its settings left the search no token to go on with
-        at_stop = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
-        return self._reason(sequence, STOP if at_stop else LENGTH, token_ids[-1])
-
-    def _reason(self, sequence: Sequence, code: int, last: int | None = None) -> str:
-        reason = FINISH_REASONS[code]
-        ended_by_eos = reason == "stop" and (sequence.tokens[-1] if last is None else last) in self.eos_token_ids
-        return "eos" if ended_by_eos and not sequence.request.params.ignore_eos else reason
 
     def _update(self, sequence: Sequence, num_new: int) -> TokenUpdate:
         return sequence.update(num_new, self._completion(sequence) if sequence.finished else None)
@@ -307,32 +298,3 @@ class LLMEngine:
             updates.append(self._update(sequence, 0))
         self._aborted_ids.clear()
         return updates
-
-    def _stop_ids(self, request: Request) -> tuple[int, ...]:
-        eos = () if request.params.ignore_eos else self.eos_token_ids
-        return _joined(eos, request.params.stop_token_ids)
-
-
-@functools.lru_cache(maxsize=256)  # of settings that many requests share
-def _joined(eos_token_ids: tuple[int, ...], stop_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the tokens that end a sequence, each once."""
-    return tuple(dict.fromkeys((*eos_token_ids, *stop_token_ids)))
-
-
-def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
-    return tuple(tokens[-len(word) :]) == tuple(word)
-
-
-def _end_of(sequence: Sequence, known: int) -> int | None:
-    """Returns the tokens, prompt included, up to the first stop word or string that ends after the first `known`; None:
-    there is none. What was generated is not copied: each burst would take longer than the one before."""
-    request, tokens, start = sequence.request, sequence.tokens, sequence.prompt_length
-    ends = [
-        n
-        for word in request.params.stop_words_ids
-        for n in range(max(known + 1, start + len(word)), len(tokens) + 1)
-        if tuple(tokens[n - len(word) : n]) == tuple(word)
-    ]
-    if request.stops is not None and (end := request.stops.end(tokens, known, start=start)) is not None:
-        ends.append(end)
-    return min(ends, default=None)
