@@ -185,7 +185,7 @@ def test_an_encoder_takes_texts_and_gives_embeddings_and_writes_nothing(subject)
 MISTAKES = {
     "nothing": ({}, "there is nothing to encode; give input_ids, or text_input"),
     "a name": ({"input_ids": np.ones((1, 2), np.uint32), "beam_width": np.ones((1, 1), np.uint32)}, "beam_width is no"),
-    "a misspelt name": ({"input_id": np.ones((1, 2), np.uint32)}, "input_id is no input .*name is input_ids"),
+    "a misspelt name": ({"input_id": np.ones((1, 2), np.uint32)}, "input_id is no input .*is it input_ids"),
     "a length": (batch([[5, 6, 1]]) | {"sequence_length": np.array([[9]], np.uint32)}, "sequence_length is 9"),
     "an id": (batch([[5, 6000, 1]]), "outside the vocabulary"),
     "ia3": (batch([[5, 1]]) | {"ia3_tasks": np.zeros((1, 1), np.int32)}, "there is no adapter 0: none is loaded"),
