@@ -39,7 +39,8 @@ def test_what_is_none_is_no_field():
 
 @pytest.mark.parametrize("source", [{"txt": "a", "text": "b"}, {"txt": None}, MappingProxyType({"txt": "a"})])
 def test_unknown_names(source):
-    with pytest.raises(InputError, match=r"^txt is unknown in an input; allowed are images, text, .*, lora\.$"):
+    said = r"^txt is unknown in an input \(is it text\?\); allowed are images, text, .*, lora\.$"
+    with pytest.raises(InputError, match=said):
         InputFields.from_mapping(source)
 
 
