@@ -109,7 +109,10 @@ def listed(items: Iterable[object], limit: int = 8) -> str:
 def meant(name: str, names: Iterable[str]) -> str:
     """Returns the words that name what may have been meant by an unknown name, of nearly the same spelling; "" where
     none is near."""
-    near = difflib.get_close_matches(name, list(names), 2, 0.75)
+    known = [*names]
+    if len(name) > 2 * max(map(len, known), default=0):  # none is near, and to compare takes time by the name's length
+        return ""
+    near = difflib.get_close_matches(name, known, 2, 0.75)
     return f" (is it {' or '.join(near)}?)" if near else ""
 
 

@@ -1,0 +1,26 @@
+"""Words that errors share."""
+
+from __future__ import annotations
+
+import difflib
+
+import pytest
+
+from vlm.errors import meant
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("txt", " (is it text?)"), ("max_token", " (is it max_tokens or max_new_tokens?)"), ("seed", ""), ("", "")],
+)
+def test_a_name_that_is_nearly_another_one(name, words):
+    assert meant(name, ("text", "max_tokens", "max_new_tokens")) == words
+    assert meant(name, ()) == ""
+
+
+def test_a_name_of_many_bytes_is_not_compared(monkeypatch):
+    """A client chooses it: 16 million characters took 1.5 s and 600 MiB."""
+    monkeypatch.setattr(difflib, "get_close_matches", None)  # which would be a call of None
+    assert meant("ab" * 20, ("text", "max_tokens")) == ""
+    with pytest.raises(TypeError):
+        meant("ab" * 10, ("text", "max_tokens"))
