@@ -108,8 +108,7 @@ def rank_among(ranks: int, model: object, variables: Mapping[str, str] = os.envi
     if own is not None and own.size != ranks:
         raise EngineError(
             f"{own.starter} has started {own.size} processes, {model} is built for {counted(ranks, 'rank')}; start"
-            f" {ranks}, or build it for {own.size}: vlm build --tp-size {own.size}. Where each process has work of its"
-            f" own, unset {_size_variable(own.starter)}."
+            f" {ranks}, or build it for {own.size}: vlm build --tp-size {own.size}. {_of_their_own(own)}"
         )
     return own
 
@@ -120,8 +119,7 @@ def check_alone(work: str, variables: Mapping[str, str] = os.environ) -> None:
     if (own := launched_rank(variables)) is not None:
         raise EngineError(
             f"{own.starter} has started {own.size} processes, and {work} writes the files of all ranks by itself; start"
-            f" it once, without {own.starter}. Where each process has work of its own, unset"
-            f" {_size_variable(own.starter)}."
+            f" it once, without {own.starter}. {_of_their_own(own)}"
         )
 
 
@@ -129,6 +127,11 @@ def be_no_rank(variables: MutableMapping[str, str] = os.environ) -> None:
     """Lets this process, and those that it starts, be by themselves, whatever has started it."""
     for starter in VARIABLES:
         variables.pop(_size_variable(starter), None)
+
+
+def _of_their_own(rank: LaunchedRank) -> str:
+    """Returns what to do where the processes that were started together share no work."""
+    return f"Where each process has work of its own, unset {_size_variable(rank.starter)}."
 
 
 def _size_variable(starter: str) -> str:
