@@ -80,11 +80,9 @@ def _append_and_check_stop(
         tl.store(finish_ptr + slot, code)
 
 
-def append_and_check_stop(state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
-    append(state, slots, tokens, logprobs)
-
-
-def append(state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Tensor, sums: Tensor | None = None) -> None:
+def append_and_check_stop(
+    state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Tensor, sums: Tensor | None = None
+) -> None:
     """Appends a token a row, with its log-probability. With `sums` [R, P] these are of the P parts of the vocabulary:
     the likeliest token of each, its logit, and the sum of all tokens' exponentials relative to that."""
     from vlm.requests.loops import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP

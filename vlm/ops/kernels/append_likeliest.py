@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.append_and_check_stop import append
+from vlm.ops.kernels.append_and_check_stop import append_and_check_stop
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.padded_rows import VECTOR
 
@@ -49,7 +49,7 @@ def append_likeliest(state: SequenceState, slots: Tensor, logits: Tensor) -> Non
         logits, tokens, best, sums, vocab_size, logits.stride(0) // vector, triton.cdiv(vocab_size, vector), PART=part,
         VECTOR=vector, num_warps=warps,
     )  # fmt: skip
-    append(state, slots, tokens, best, sums)
+    append_and_check_stop(state, slots, tokens, best, sums)
 
 
 def _in_vectors(logits: Tensor) -> bool:
