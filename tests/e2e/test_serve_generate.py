@@ -106,6 +106,13 @@ def test_what_clients_of_tensorrt_llm_send_is_understood(served):
     assert generate(served, "mini-t5", text_input=TEXT, **options)["text_output"] == penalty.text
 
 
+def test_a_models_own_stop_strings_hold_where_a_request_has_none(served, monkeypatch):
+    generation = served.service("mini-t5").pipeline.engine.generation
+    monkeypatch.setitem(generation, "stop_strings", [" ist"])
+    assert generate(served, "mini-t5", text_input=TEXT)["text_output"] == "Das alte Schiff"
+    assert generate(served, "mini-t5", text_input=TEXT, stop_words=" Schiff")["text_output"] == "Das alte"
+
+
 def test_null_is_as_good_as_left_out(served):
     nothing = dict.fromkeys(("max_tokens", "stop_words", "bad_words", "image", "temperature", "id", "stream"))
     found = generate(served, "mini-t5", text_input=TEXT, **nothing, parameters={"seed": None})
