@@ -56,9 +56,7 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | Non
     stream = x if delta is None else torch.empty_like(x)
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     norm = Norm(x, delta, weight, bias, eps, stream, out, _launch)
-    if (ahead := NormsAhead.current()) is not None and (norm.fits or ahead.awaits(out)):
-        ahead.put(norm)
-    else:
+    if (ahead := NormsAhead.current()) is None or not ahead.offer(norm):
         norm.launch()
     return stream, out
 

@@ -8,8 +8,12 @@
 //
 // Sums of products of e4m3 keep some 14 bits in the tensor cores: those of a stage are added in float32.
 //
-// Defined when it is compiled: KIND, Y_TYPE, BIAS_TYPE, ACT (see the lists), BIAS, GATED, INPUTS, OUTPUTS, ROWS (8, 16,
-// 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
+// An RMS norm between two products is none of its own kernels. The one ahead of it (FOLLOWED) adds the residual stream, and
+// leaves the new stream, its product with the norm's gain, and the sum of squares of each tile of a row. The one behind it
+// (NORM) takes that product for its rows, and divides its sums by the root of the row's mean square.
+//
+// Defined when it is compiled: KIND, Y_TYPE, BIAS_TYPE, ACT, NORM, FOLLOWED, STREAM (see the lists), BIAS, GATED, INPUTS,
+// OUTPUTS, ROWS (8, 16, 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
 
 #include "vectors.cuh"
 #include "barriers.cuh"
@@ -37,6 +41,7 @@ constexpr int VECTORS = RESULTS / 4;
 constexpr int PAIRS_APART = THREADS / VECTORS;           // those of a thread
 constexpr int EACH = (PAIRS_EACH + PAIRS_APART - 1) / PAIRS_APART;
 static_assert(PAIRS_EACH > 0, "a program of a cluster finishes two rows or more");
+static_assert(!FOLLOWED || OUTPUTS % TILE == 0 && !GATED, "a norm's rows are whole tiles");
 #if KIND == INT8
 typedef int Sum;
 #else
@@ -123,11 +128,90 @@ __device__ __forceinline__ Sums sums_at(u32 at) {
     return r;
 }
 
-__device__ __forceinline__ u32 pack_y(float low, float high) { return packed<Y_TYPE == BFLOAT16>(low, high); }
+template <int TYPE> __device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
+    if (TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
+    else *(uint2*)((unsigned short*)y + at) =
+        make_uint2(packed<TYPE == BFLOAT16>(v[0], v[1]), packed<TYPE == BFLOAT16>(v[2], v[3]));
+}
 
-__device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
-    if (Y_TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
-    else *(uint2*)((unsigned short*)y + at) = make_uint2(pack_y(v[0], v[1]), pack_y(v[2], v[3]));
+// A number as a type keeps it.
+template <int TYPE> __device__ __forceinline__ float as_stored(float value) {
+    if (TYPE == FLOAT32) return value;
+    float low, high;
+    const u32 two = packed<TYPE == BFLOAT16>(value, 0.0f);
+    if (TYPE == BFLOAT16) return __uint_as_float(two << 16);
+    halves(two, low, high);
+    return low;
+}
+
+// The sum of what the threads of a tile's row have, which are half a warp.
+__device__ __forceinline__ float of_tile(float value) {
+#pragma unroll
+    for (int lanes = 1; lanes < TILE / 4; lanes *= 2)
+        value += __shfl_xor_sync(0xFFFFu << (threadIdx.x & 16), value, lanes);
+    return value;
+}
+
+// Four values of a row.
+template <int TYPE> struct Four {
+    static constexpr int WORDS = TYPE == FLOAT32 ? 4 : 2;
+    u32 v[WORDS];
+
+    __device__ __forceinline__ void load(const void* from, u64 at) {
+        if (TYPE == FLOAT32) { const uint4 x = *(const uint4*)((const float*)from + at); v[0] = x.x, v[1] = x.y, v[WORDS - 2] = x.z, v[WORDS - 1] = x.w; }
+        else { const uint2 x = *(const uint2*)((const unsigned short*)from + at); v[0] = x.x, v[1] = x.y; }
+    }
+    __device__ __forceinline__ void unpack(float (&to)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (TYPE == FLOAT32) to[i] = __uint_as_float(v[i % WORDS]);
+            else if (TYPE == BFLOAT16) to[i] = __uint_as_float(i % 2 ? v[i / 2] & 0xFFFF0000u : v[i / 2] << 16);
+            else if (i % 2 == 0) halves(v[i / 2], to[i], to[i + 1]);
+        }
+    }
+};
+
+// What an RMS norm is computed from, of the rows that come: `squares` [tiles, rows], the sums of the tiles' squares.
+struct Norm {
+    const float* squares;
+    float eps;
+};
+
+// What a product leaves for the norm that follows it, beside the stream times the gain.
+struct Following {
+    const void *residual, *gain;
+    void* stream;
+    float* squares;
+};
+
+// Leaves one over the root of each row's mean square in shared memory.
+__device__ __forceinline__ void load_norm(const Norm& norm, int first_row, int rows, u32 to) {
+    constexpr int LANES = THREADS / ROWS, OF_ROW = INPUTS / TILE, EACH_LANE = (OF_ROW + LANES - 1) / LANES;
+    const int own = threadIdx.x / LANES, lane = threadIdx.x % LANES, row = first_row + own;
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < EACH_LANE; k++) {
+        const int tile = lane + k * LANES;
+        if (row < rows && tile < OF_ROW) squares += norm.squares[tile * rows + row];
+    }
+    const float by = rsqrtf(of_row<false, LANES>(squares) / INPUTS + norm.eps);
+    if (lane == 0) store_float(to + 4 * own, by);
+}
+
+// Adds the residual to four outputs of a row, and leaves the new stream and its tile's sum of squares; `v` is then the stream
+// times the gain.
+__device__ __forceinline__ void follow(
+    const Following& to, const Four<STREAM>& residual, const Four<BFLOAT16>& gain, int row, int rows, int output,
+    float (&v)[4]) {
+    float more[4], by[4], squares = 0.0f;
+    residual.unpack(more), gain.unpack(by);
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[j] = as_stored<STREAM>(v[j] + more[j]), squares += v[j] * v[j];
+    if (row < rows) store4<STREAM>(to.stream, (u64)row * OUTPUTS + output, v);
+    squares = of_tile(squares);
+    if (row < rows && output % TILE == 0) to.squares[output / TILE * rows + row] = squares;
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[j] *= by[j];
 }
 
 // The tile of a program, and its share of the stages.
@@ -235,7 +319,7 @@ struct Affine {
             Sum sum = parts[0].v[row][j];
 #pragma unroll
             for (int other = 1; other < SPLITS; other++) sum += parts[other].v[row][j];
-            to[j] = (SCALED ? sum * of_row * scale[j] : sum) + bias[j];
+            to[j] = (SCALED ? sum * of_row * scale[j] : NORM ? sum * of_row : sum) + bias[j];
         }
     }
 };
@@ -248,12 +332,15 @@ __device__ __forceinline__ void load_parts(Sums (&parts)[SPLITS], u32 at) {
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
     const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, const float* weight_scale,
-    const float* x_scale, const void* bias, void* y, int rows) {
+    const float* x_scale, const void* bias, void* y, int rows, const float* squares, float eps, const void* residual,
+    const void* gain, void* stream, float* new_squares) {
+    const Norm norm = {squares, eps};
+    const Following following = {residual, gain, stream, new_squares};
     extern __shared__ char unaligned[];
     const u32 memory = (shared_address(unaligned) + 1023) & ~1023u, ring_end = memory + STAGES * STAGE;
     // sums take the place of the stages; not those that other programs send while this one still multiplies
     const u32 sums = SPLITS > 1 ? ring_end : memory, full = ring_end + (SPLITS > 1 ? 4 * PAIRS * PITCH : 0);
-    const u32 empty = full + 8 * STAGES, arrived = empty + 8 * STAGES;
+    const u32 empty = full + 8 * STAGES, arrived = empty + 8 * STAGES, of_rows = arrived + 8;  // [ROWS], of a norm
 
     if (threadIdx.x == THREADS) {
         for (int s = 0; s < STAGES; s++) {
@@ -273,6 +360,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
     // every thread has the same four outputs of several rows; what they are scaled by is on its way, too
     const int result = threadIdx.x % VECTORS * 4, output = share.output + result;
     const Affine affine(weight_scale, bias, output), of_gated(weight_scale, bias, GATED ? output + WIDTH : OUTPUTS);
+    Four<BFLOAT16> gains = {};
+    if (FOLLOWED) gains.load(following.gain, output);
+    if (NORM) {
+        wait_for_inputs();
+        load_norm(norm, share.row, rows, of_rows);
+    }
     Sum c[ROWS / 2] = {};
     multiply_all(c, share, memory, full, empty);
     wait_for_inputs();  // for the scales of the rows
@@ -282,12 +375,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
     const int first = threadIdx.x / VECTORS;                                 // pair of those that this program finishes
     const int first_row = share.row + 2 * (share.split * PAIRS_EACH + first);
     float of_row[EACH][2];
+    Four<STREAM> residuals[FOLLOWED ? EACH : 1][2] = {};
 #pragma unroll
     for (int k = 0; k < EACH; k++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = first_row + 2 * k * PAIRS_APART + i;
             of_row[k][i] = SCALED && row < rows ? x_scale[row] : 1.0f;
+            if (FOLLOWED && row < rows) residuals[FOLLOWED ? k : 0][i].load(following.residual, (u64)row * OUTPUTS + output);
         }
     multiplying_warps_meet();
     if (SPLITS > 1) barrier_wait_for_other(arrived, 0);
@@ -305,11 +400,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm(
             for (int i = 0; i < 2; i++) {
                 const int row = first_row + 2 * k * PAIRS_APART + i;
                 float values[4], more[4];
+                if (NORM) of_row[k][i] = float_at(of_rows + 4 * (row - share.row));
                 affine.apply(parts[k], i, of_row[k][i], values);
                 if (GATED) of_gated.apply(gated[GATED ? k : 0], i, of_row[k][i], more);
 #pragma unroll
                 for (int j = 0; j < 4; j++) values[j] = GATED ? activation(values[j]) * more[j] : activation(values[j]);
-                if (row < rows && output < WIDTH) store4(y, (u64)row * WIDTH + output, values);
+                if (FOLLOWED) follow(following, residuals[FOLLOWED ? k : 0][i], gains, row, rows, output, values);
+                if (row < rows && output < WIDTH) store4<Y_TYPE>(y, (u64)row * WIDTH + output, values);
             }
     }
 }

@@ -1,7 +1,8 @@
 """The product of several rows with a weight, and the activation behind it, on GPUs of compute capability 9.0: gemm.cu.
 
 The library's products begin when the kernel ahead of them has ended, and Triton's request nothing before their rows are
-there; of narrow weights both leave processors idle.
+there; of narrow weights both leave processors idle. Within `norms_ahead.NormsAhead` a product that a norm adds to a
+residual stream waits for the norm, and this for the product behind it (product_norms.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.kernels.gemv import ACTIVATIONS, TYPES
-from vlm.ops.kernels.norms_ahead import is_aligned
+from vlm.ops.kernels.norms_ahead import NormsAhead, Product, is_aligned
+from vlm.ops.kernels.product_norms import Link, between, may_be_followed, of_arguments, to_arguments
 
 LINE, TILE, WARPS = 128, 64, 5  # as in gemm.cu: bytes of a row of a stage, rows of the weight, warps of a program
 ROWS = (8, 16, 32, 64, 128)  # of a program
@@ -46,6 +48,7 @@ class Shape:
     gated: bool
     splits: int
     stages: int
+    normed: bool = False  # the rows are an RMS norm's
 
     @property
     def tiles(self) -> int:
@@ -61,7 +64,8 @@ class Shape:
         """Bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums take the place
         of the stages, or lie beside them where other programs send some."""
         ring, sums = self.stages * LINE * (TILE + self.rows), _sums(self.rows)
-        return 1024 + (ring + sums if self.splits > 1 else max(ring, sums)) + 16 * self.stages + 8
+        together = ring + sums if self.splits > 1 else max(ring, sums)
+        return 1024 + together + 16 * self.stages + 8 + _of_rows(self.rows, self.normed)
 
 
 @functools.cache
@@ -95,22 +99,53 @@ def linear(
 ) -> Tensor:
     """Returns the activation of x weightᵀ + bias [R, N], for what `fits` says yes to: x [R, K] and weight [N, K] of one
     type, of 8 bits with scales [R, 1] and [N, 1]."""
-    shape = shape_of(KINDS[x.dtype], len(x), x.shape[1], len(weight), activation, num_processors(x.device))
     width = len(weight) if activation is None else activation.width(len(weight))
     y = torch.empty((len(x), width), dtype=dtype, device=x.device)
-    act = 0 if activation is None else ACTIVATIONS[activation.name]
-    x_scale, weight_scale = scales or (None, None)
-    kernel = _kernel(shape, TYPES[dtype], act, None if bias is None else TYPES[bias.dtype], x.device)
-    kernel.launch(
-        (shape.splits, shape.tiles, -(-len(x) // shape.rows)), 32 * WARPS,
-        nvrtc.tensor_map(weight, LINE, shape.box_rows, 1), nvrtc.tensor_map(x, LINE, shape.rows, 1),
-        weight_scale, x_scale, bias, y, len(x), cluster=shape.splits,
-    )  # fmt: skip
+    product = Product(x, weight, bias, activation, scales, y, launch)
+    ahead = NormsAhead.current()
+    norm = None if ahead is None else ahead.taken_norm(x)
+    if norm is not None and (link := between(norm, product)):
+        launch(link.ahead, to=link)
+        launch(product, of=link)
+        return y
+    if norm is not None:
+        norm.launch()
+    if ahead is not None and may_be_followed(product):
+        ahead.put(product)
+    else:
+        launch(product)
     return y
 
 
+def launch(product: Product, *, of: Link | None = None, to: Link | None = None) -> None:
+    """Computes a product: of the norm that a link leads from, or to the norm that it leads to."""
+    x, weight, y = product.x if of is None else of.rows, product.weight, product.row if to is None else to.rows
+    bias, act = product.bias, product.activation
+    shape = shape_of(
+        KINDS[x.dtype], len(x), x.shape[1], len(weight), act, num_processors(x.device), normed=of is not None
+    )
+    kernel = _kernel(
+        shape, TYPES[y.dtype], 0 if act is None else ACTIVATIONS[act.name], None if bias is None else TYPES[bias.dtype],
+        None if to is None else TYPES[to.norm.x.dtype], x.device,
+    )  # fmt: skip
+    x_scale, weight_scale = product.scales or (None, None)
+    kernel.launch(
+        (shape.splits, shape.tiles, -(-len(x) // shape.rows)), 32 * WARPS,
+        nvrtc.tensor_map(weight, LINE, shape.box_rows, 1), nvrtc.tensor_map(x, LINE, shape.rows, 1),
+        weight_scale, x_scale, bias, y, len(x), *of_arguments(of), *to_arguments(to), cluster=shape.splits,
+    )  # fmt: skip
+
+
 @functools.cache
-def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activation | None, processors: int) -> Shape:
+def shape_of(
+    kind: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    activation: Activation | None,
+    processors: int,
+    normed: bool = False,
+) -> Shape:
     """Returns how a product is shared out, as measured within layers of models from T5-small to LLaMA-7B, of 4 to 128
     rows, on an H100 and an H200."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
@@ -120,15 +155,20 @@ def shape_of(kind: int, rows: int, inputs: int, outputs: int, activation: Activa
         tile = _tile_rows(padded, splits * tiles, processors // 2)
     programs = splits * tiles * padded // tile
     share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
-    sums = _sums(tile) if splits > 1 else 0
+    sums = (_sums(tile) if splits > 1 else 0) + _of_rows(tile, normed)
     room = (MEMORY // share - EXTRAS - sums) // (LINE * (TILE + tile))
     stages = min(MOST_STAGES[kind], -(-lines // splits), room)
-    return Shape(kind, tile, inputs, outputs, activation is not None and activation.gated, splits, stages)
+    return Shape(kind, tile, inputs, outputs, activation is not None and activation.gated, splits, stages, normed)
 
 
 def _sums(rows: int) -> int:
     """Returns the bytes of a tile's sums."""
     return 4 * rows * (TILE + VECTOR)
+
+
+def _of_rows(rows: int, normed: bool) -> int:
+    """Returns the bytes of what a norm's rows are multiplied by."""
+    return 4 * rows if normed else 0
 
 
 def _num_splits(tiles: int, most: int, processors: int) -> int:
@@ -151,15 +191,18 @@ def _tile_rows(rows: int, programs: int, processors: int) -> int:
 
 
 @functools.cache
-def _kernel(shape: Shape, y: int, act: int, bias: int | None, device: torch.device) -> nvrtc.CudaKernel:
-    return nvrtc.CudaKernel("gemm.cu", "gemm", constants(shape, y, act, bias), shape.shared)
+def _kernel(
+    shape: Shape, y: int, act: int, bias: int | None, stream: int | None, device: torch.device
+) -> nvrtc.CudaKernel:
+    return nvrtc.CudaKernel("gemm.cu", "gemm", constants(shape, y, act, bias, stream), shape.shared)
 
 
-def constants(shape: Shape, y: int, act: int, bias: int | None) -> dict[str, int]:
-    """Returns what a kernel is compiled with: the type of results, an activation, and the type of a bias, if there is
-    one."""
+def constants(shape: Shape, y: int, act: int, bias: int | None, stream: int | None = None) -> dict[str, int]:
+    """Returns what a kernel is compiled with: the type of results, an activation, the type of a bias, if there is one,
+    and that of the residual stream, if a norm follows."""
     return {
         "KIND": shape.kind, "Y_TYPE": y, "ACT": act, "GATED": int(shape.gated), "BIAS": int(bias is not None),
         "BIAS_TYPE": bias or 0, "INPUTS": shape.inputs, "OUTPUTS": shape.outputs, "ROWS": shape.rows,
-        "SPLITS": shape.splits, "STAGES": shape.stages,
+        "SPLITS": shape.splits, "STAGES": shape.stages, "NORM": int(shape.normed), "FOLLOWED": int(stream is not None),
+        "STREAM": stream or 0,
     }  # fmt: skip

@@ -1,12 +1,13 @@
 """Norms of one row that wait for the product that takes the row (gemv.py), norms and activations of several that wait
-for who rounds them to 8 bits (w8a8.py): both are one kernel then."""
+for who rounds them to 8 bits (w8a8.py): both are one kernel then. Products of several rows wait for the norm behind
+them, and this for the product that takes its rows (gemm.py): two kernels then compute all three."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.rounding import Rounding
 
@@ -36,9 +38,28 @@ class Waiting(Protocol):
 
 
 @dataclass(frozen=True)
+class Product:
+    """The inputs and results of a product of several rows: `row` [R, N], the activation of x weightᵀ + bias, of 8 bits
+    with the scales of x and of the weight. `compute` fills the results."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    activation: Activation | None
+    scales: tuple[Tensor, Tensor] | None
+    row: Tensor
+    compute: Callable[[Product], None]
+
+    def launch(self, rounding: Rounding | None = None) -> None:
+        """Computes it by itself."""
+        assert rounding is None, "it does not round"
+        self.compute(self)
+
+
+@dataclass(frozen=True)
 class Norm:
-    """A norm's inputs and results: `row` [1, K], the norm of `stream` = x + delta, which is x where there is no delta;
-    an RMS norm has no shift. `compute` fills the results."""
+    """A norm's inputs and results: `row` [R, K], the norm of `stream` = x + delta, which is x where there is no delta;
+    an RMS norm has no shift. `compute` fills the results, behind the product that makes delta, if that waits."""
 
     x: Tensor
     delta: Tensor | None
@@ -48,6 +69,7 @@ class Norm:
     stream: Tensor
     row: Tensor
     compute: Callable[[Norm, Rounding | None], None]
+    product: Product | None = None
 
     @property
     def fits(self) -> bool:
@@ -72,6 +94,8 @@ class Norm:
 
     def launch(self, rounding: Rounding | None = None) -> None:
         """Computes it by itself, and what it is rounded to."""
+        if self.product is not None:
+            self.product.launch()
         self.compute(self, rounding)
 
 
@@ -127,9 +151,20 @@ class NormsAhead(_Launching, TorchDispatchMode):
         return len(rows) >= self._rounded_from and rows.shape[1] <= MOST_ROUNDED
 
     def put(self, waiting: Waiting) -> None:
-        """Lets a norm or an activation wait."""
+        """Lets a norm, an activation or a product wait."""
         self.launch()
         self._waiting = waiting
+
+    def offer(self, norm: Norm) -> bool:
+        """Lets a norm wait if that pays. Returns whether it does."""
+        product = None if norm.delta is None else self.taken(norm.delta)
+        if isinstance(product, Product):
+            norm = replace(norm, product=product)
+        elif product is not None:
+            product.launch()
+        if waits := norm.product is not None or norm.fits or self.awaits(norm.row):
+            self.put(norm)
+        return waits
 
     def taken(self, row: Tensor) -> Waiting | None:
         """Returns what makes these rows, if it waits, for who computes it; launches another one."""

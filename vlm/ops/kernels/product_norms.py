@@ -1,0 +1,58 @@
+"""RMS norms between two products of several rows (gemm.cu): the product ahead of a norm adds the residual stream and
+leaves sums of squares, the one behind it takes the stream times the gain, and divides its sums by the root of the mean
+square.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.ops.kernels.norms_ahead import RMS_NORM, Norm, Product, is_aligned
+
+TILE = 64  # outputs of a program of gemm.cu
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the product `ahead` of a norm leaves for the one behind it: `rows` [R, C], the stream times the gain, and
+    `squares` [tiles, R] float32, the sum of those of each tile of a row."""
+
+    norm: Norm
+    ahead: Product
+    rows: Tensor
+    squares: Tensor
+
+
+def may_be_followed(product: Product) -> bool:
+    """Tells whether a product may compute its part of the norm that follows it. In bfloat16 alone: a stream times a
+    gain may leave the range of float16."""
+    is_dense = product.activation is None and product.scales is None
+    typed = product.x.dtype == product.row.dtype == torch.bfloat16
+    return is_dense and typed and product.row.shape[1] % TILE == 0
+
+
+def between(norm: Norm, product: Product) -> Link | None:
+    """Returns what leads from the product that waits ahead of a norm to the one behind it, if there is one and both can
+    take part in the norm."""
+    if norm.product is None or norm.kind != RMS_NORM or product.x.dtype != torch.bfloat16:
+        return None
+    typed = norm.gain.dtype == torch.bfloat16 and norm.x.dtype in (torch.float32, torch.bfloat16)
+    if not typed or not all(map(is_aligned, (norm.x, norm.gain))):
+        return None
+    count, width = norm.row.shape
+    squares = torch.empty((width // TILE, count), dtype=torch.float32, device=norm.row.device)
+    return Link(norm, norm.product, torch.empty_like(norm.row), squares)
+
+
+def of_arguments(link: Link | None) -> tuple[Any, ...]:
+    """Returns the kernel's arguments of the norm ahead of a product."""
+    return (None, 0.0) if link is None else (link.squares, link.norm.eps)
+
+
+def to_arguments(link: Link | None) -> tuple[Any, ...]:
+    """Returns those of the norm that follows."""
+    return (None,) * 4 if link is None else (link.norm.x, link.norm.gain, link.norm.stream, link.squares)
