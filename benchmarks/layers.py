@@ -103,7 +103,7 @@ class Layers:
         shape, scale = self.shape, self.shape.head_dim**-0.5
         heads, flat = (self.rows, -1, shape.head_dim), (self.rows, -1)
         x, delta, position = self.x.float(), self.x, self.places[2] - 1
-        with norms_ahead(DEVICE, rounds=self.kind == "fp8"):
+        with norms_ahead(DEVICE, rounds=self.kind == "fp8", one_reader=True):
             for weights, (kv, cross_kv) in zip(self.weights, self.caches, strict=True):
                 x, row = self._norm(x, delta)
                 q, k, v = self._product(row, weights["qkv"]).view(heads).chunk(3, 1)

@@ -308,7 +308,7 @@ class PagedRunner:
         )
         axes, ids = self.state.axes_of(step.slots, step.positions), self._adapter_ids(step.slots, adapted=adapted)
         batch = ForwardBatch(step.positions if axes is None else axes, attention, last, ids)
-        with norms_ahead(self.device, rounds=self._rounds):
+        with norms_ahead(self.device, rounds=self._rounds, one_reader=not adapted):
             return self.decoder.logits(self._hidden(step.token_ids, batch), batch)
 
     def _hidden(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:

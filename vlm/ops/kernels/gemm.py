@@ -110,7 +110,7 @@ def linear(
         return y
     if norm is not None:
         norm.launch()
-    if ahead is not None and may_be_followed(product):
+    if ahead is not None and ahead.one_reader and may_be_followed(product):
         ahead.put(product)
     else:
         launch(product)

@@ -1,6 +1,6 @@
 """Norms of one row that wait for the product that takes the row (gemv.py), norms and activations of several that wait
-for who rounds them to 8 bits (w8a8.py): both are one kernel then. Products of several rows wait for the norm behind
-them, and this for the product that takes its rows (gemm.py): two kernels then compute all three."""
+for who rounds them to 8 bits (w8a8.py): both are one kernel then. Products of a few rows wait for the norm behind them,
+and this for the product that takes its rows (gemm.py): two kernels then compute all three."""
 
 from __future__ import annotations
 
@@ -114,16 +114,17 @@ class _Launching:
 
 class NormsAhead(_Launching, TorchDispatchMode):
     """Within it a norm of one row is computed by the product that takes the row, if that is launched next. Where
-    `rounded_from` rows and more are rounded, a norm or an activation of so many ends with that.
+    `rounded_from` rows and more are rounded, a norm or an activation of so many ends with that. `one_reader` says that
+    nothing but the next product reads the row of a norm that adds, and nothing but the norm what is added.
 
     Otherwise what waits is launched by itself: ahead of every operation of torch but views and allocations, and of
     every kernel of Triton's.
     """
 
-    def __init__(self, rounded_from: int | None = None) -> None:
+    def __init__(self, rounded_from: int | None = None, *, one_reader: bool = False) -> None:
         super().__init__()
         self._waiting: Waiting | None = None
-        self._rounded_from = rounded_from
+        self._rounded_from, self.one_reader = rounded_from, one_reader
 
     @staticmethod
     def current() -> NormsAhead | None:

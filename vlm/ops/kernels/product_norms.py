@@ -1,6 +1,9 @@
-"""RMS norms between two products of several rows (gemm.cu): the product ahead of a norm adds the residual stream and
+"""RMS norms between two products of a few rows (gemm.cu): the product ahead of a norm adds the residual stream and
 leaves sums of squares, the one behind it takes the stream times the gain, and divides its sums by the root of the mean
 square.
+
+Of more rows a product that begins beside the norm's kernel has its weights by the time that its rows are there, and is
+the later behind none: 17.1 µs a layer of T5-small instead of 18.6 with 4 rows, 23.4 instead of 21.7 with 32.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from torch import Tensor
 from vlm.ops.kernels.norms_ahead import RMS_NORM, Norm, Product, is_aligned
 
 TILE = 64  # outputs of a program of gemm.cu
+MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ def may_be_followed(product: Product) -> bool:
     gain may leave the range of float16."""
     is_dense = product.activation is None and product.scales is None
     typed = product.x.dtype == product.row.dtype == torch.bfloat16
-    return is_dense and typed and product.row.shape[1] % TILE == 0
+    return is_dense and typed and len(product.row) <= MOST_ROWS and product.row.shape[1] % TILE == 0
 
 
 def between(norm: Norm, product: Product) -> Link | None:
