@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.engines import pipeline
@@ -44,13 +45,15 @@ def test_it_compiles_ahead_of_a_norm_and_behind(rows, stream):
 def product(
     rows: int = 4, width: int = 128, *, dtype: torch.dtype = torch.bfloat16, launched: list, **changes
 ) -> Product:
-    x, weight, row = (
-        torch.ones(rows, 64, dtype=dtype),
-        torch.ones(width, 64, dtype=dtype),
-        torch.zeros(rows, width, dtype=dtype),
-    )
-    values = {"x": x, "weight": weight, "bias": None, "activation": None, "scales": None, "row": row} | changes
-    return Product(**values, compute=lambda each: (launched.append("product"), each.row.fill_(2.0)))
+    x, weight = (torch.ones(count, 64, dtype=dtype) for count in (rows, width))
+    values: dict = {"x": x, "weight": weight, "bias": None, "activation": None, "scales": None}
+    values |= {"row": torch.zeros(rows, width, dtype=dtype)} | changes
+
+    def compute(each: Product) -> None:
+        launched.append("product")
+        each.row.fill_(2.0)
+
+    return Product(**values, compute=compute)
 
 
 def norm_of(delta: torch.Tensor, launched: list) -> Norm:
@@ -122,7 +125,7 @@ class Readers(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         is_view = any(value.alias_info is not None for value in func._schema.returns)
-        for x in () if is_view else {id(x): x for x in torch.utils._pytree.tree_leaves((args, kwargs))}.values():
+        for x in () if is_view else {id(x): x for x in tree_leaves((args, kwargs))}.values():
             if isinstance(x, torch.Tensor) and (at := x.untyped_storage().data_ptr()) in self.counts:
                 self.counts[at] += 1
         return result

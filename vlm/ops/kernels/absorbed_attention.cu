@@ -105,12 +105,9 @@ struct Warp {
 
     // Clears rows of a tile that are none: their weight is 0, but what lies there may be no number.
     __device__ __forceinline__ void clear(u32 tile, int there) {
-        constexpr int VECTORS = ROW / 16, OF_LINE = LINE / 16;
-        for (int i = threadIdx.x; i < (TILE - there) * VECTORS; i += THREADS) {
-            const int row = there + i / VECTORS, line = i % VECTORS / OF_LINE;
-            const u32 box = tile + row / BOX_ROWS * (BOX_ROWS * ROW) + line * (BOX_ROWS * LINE);
-            store_shared(box + row % BOX_ROWS * LINE + i % OF_LINE * 16, Vector{});
-        }
+        constexpr int VECTORS = ROW / 16;
+        for (int i = threadIdx.x; i < (TILE - there) * VECTORS; i += THREADS)
+            store_shared(place<BOX_ROWS>(tile, there + i / VECTORS, i % VECTORS * 8), Vector{});
     }
 
     __device__ __forceinline__ void add_weighed(u32 tile) {

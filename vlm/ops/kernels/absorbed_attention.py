@@ -129,8 +129,8 @@ def _attend(queries: Tensor, hidden: HiddenRows, out: Tensor, scale: float) -> N
     lines, box_rows = 2 * width // LINE, TILE if block % TILE == 0 else BOX_ROWS
     _kernel("absorbed_attention", tuple(constants.items()), shared_memory(width), queries.device).launch(
         (splits, rows, 1), 32 * WARPS,
-        nvrtc.tensor_map(queries.view(-1, width), LINE, PROGRAM_HEADS, lines),
-        nvrtc.tensor_map(hidden.blocks.view(-1, width), LINE, box_rows, lines),
+        nvrtc.tensor_map(queries.view(-1, width), PROGRAM_HEADS, lines),
+        nvrtc.tensor_map(hidden.blocks.view(-1, width), box_rows, lines),
         hidden.tables, hidden.slots, hidden.lengths, out, scale, hidden.tables.stride(0), cluster=splits,
     )  # fmt: skip
 

@@ -131,7 +131,7 @@ def launch(product: Product, *, of: Link | None = None, to: Link | None = None) 
     x_scale, weight_scale = product.scales or (None, None)
     kernel.launch(
         (shape.splits, shape.tiles, -(-len(x) // shape.rows)), 32 * WARPS,
-        nvrtc.tensor_map(weight, LINE, shape.box_rows, 1), nvrtc.tensor_map(x, LINE, shape.rows, 1),
+        nvrtc.tensor_map(weight, shape.box_rows, 1), nvrtc.tensor_map(x, shape.rows, 1),
         weight_scale, x_scale, bias, y, len(x), *of_arguments(of), *to_arguments(to), cluster=shape.splits,
     )  # fmt: skip
 

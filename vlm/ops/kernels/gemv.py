@@ -169,7 +169,7 @@ def linear(
     act = 0 if activation is None else ACTIVATIONS[activation.name]
     kernel = _kernel(shape, TYPES[x.dtype], TYPES[dtype], act, bias is not None, _norm_types(norm), x.device)
     kernel.launch(
-        (shape.programs, 1, 1), 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, BOX_ROWS, shape.lines),
+        (shape.programs, 1, 1), 32 * (shape.warps + 1), nvrtc.tensor_map(weight, BOX_ROWS, shape.lines),
         x if norm is None else norm.x, scale, zero, bias, y, *_norm_arguments(norm),
     )  # fmt: skip
     return y

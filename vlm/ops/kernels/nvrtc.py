@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.cubins import cached
 
+LINE = 128  # bytes of a row of a box, as CU_TENSOR_MAP_SWIZZLE_128B has them
 before_launch: list[Callable[[], None]] = []
 
 
@@ -114,18 +115,18 @@ class CudaKernel:
         _checked(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
 
 
-def tensor_map(weight: Tensor, line: int, rows: int, lines: int) -> Any:
-    """Returns the description of a matrix by which boxes of so many rows and lines are copied: [rows, lines · line]
-    bytes come as [lines, rows, line], each 16 bytes laid where those of the rows beside them are in other banks. (CUDA
+def tensor_map(weight: Tensor, rows: int, lines: int) -> Any:
+    """Returns the description of a matrix by which boxes of so many rows and lines are copied: [rows, lines · LINE]
+    bytes come as [lines, rows, LINE], each 16 bytes laid where those of the rows beside them are in other banks. (CUDA
     driver API, "Tensor Map Object Management".)"""
     d = _driver()
     num_rows, row_bytes = len(weight), weight.stride(0) * weight.element_size()
-    sizes, strides = (line // 4, num_rows, row_bytes // line), (row_bytes, line)
+    sizes, strides = (LINE // 4, num_rows, row_bytes // LINE), (row_bytes, LINE)
     return _checked(
         d.cuTensorMapEncodeTiled(
             d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_INT32, len(sizes), weight.data_ptr(),
             [d.cuuint64_t(size) for size in sizes], [d.cuuint64_t(stride) for stride in strides],
-            [d.cuuint32_t(size) for size in (line // 4, rows, lines)], [d.cuuint32_t(1)] * 3,
+            [d.cuuint32_t(size) for size in (LINE // 4, rows, lines)], [d.cuuint32_t(1)] * 3,
             d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
 from vlm.ops.kernels.heads import FEW, heads_each
 from vlm.ops.kernels.jit import jit
-from vlm.ops.kernels.kv_write import store_quantized
+from vlm.ops.kernels.kv_write import kv_write, store_quantized
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import MOST, PagedKV
 
@@ -128,10 +128,10 @@ def rotary_kv_write(
     rows, heads, dim = q.shape
     assert all(x.stride(1) == dim and x.stride(2) == 1 for x in (q, k, v)), "heads of a row must be contiguous"
     assert angles.is_contiguous()
-    if rows * heads > FEW:  # by programs that have several each; here are keys and values alone
-        out, heads = rotate(q, angles), 0
-    else:
-        out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    if rows * heads > FEW:  # by programs that have several heads each
+        kv_write(rotate(k, angles), v, kv, tables, slots, positions)
+        return rotate(q, angles)
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     _rotary[(rows, heads + k.shape[1])](
         q, k, v, angles, out, kv.keys, kv.values, *kernel_scales(kv), tables, slots, positions,
         q.stride(0), k.stride(0), v.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv), tables.stride(0),
