@@ -72,6 +72,9 @@ SHAPES = {
     "gpt2-medium": Shape(1024, 4096, 16, NEW_GELU, centred=True, context=128),
     "flan-t5-xl": Shape(2048, 5120, 32, Activation("gelu_new", gated=True), False, context=64, cross=350, dtype=BF16),
     "t5-small": Shape(512, 2048, 8, Activation("relu"), centred=False, context=32, cross=64, dtype=BF16),
+    "t5-base": Shape(768, 3072, 12, Activation("relu"), centred=False, context=32, cross=64, dtype=BF16),
+    "t5-large": Shape(1024, 4096, 16, Activation("relu"), centred=False, context=32, cross=64, dtype=BF16),
+    "llama-1b": Shape(2048, 5504, 32, SILU, centred=False, context=200, dtype=BF16),
     "nougat-base": Shape(1024, 4096, 16, GELU, centred=True, context=200, cross=588, dtype=BF16),
 }
 

@@ -42,6 +42,9 @@ constexpr int PAIRS_APART = THREADS / VECTORS;           // those of a thread
 constexpr int EACH = (PAIRS_EACH + PAIRS_APART - 1) / PAIRS_APART;
 static_assert(PAIRS_EACH > 0, "a program of a cluster finishes two rows or more");
 static_assert(!FOLLOWED || OUTPUTS % TILE == 0 && !GATED, "a norm's rows are whole tiles");
+
+#include "product_norms.cuh"
+
 #if KIND == INT8
 typedef int Sum;
 #else
@@ -126,92 +129,6 @@ __device__ __forceinline__ Sums sums_at(u32 at) {
 #endif
     }
     return r;
-}
-
-template <int TYPE> __device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
-    if (TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
-    else *(uint2*)((unsigned short*)y + at) =
-        make_uint2(packed<TYPE == BFLOAT16>(v[0], v[1]), packed<TYPE == BFLOAT16>(v[2], v[3]));
-}
-
-// A number as a type keeps it.
-template <int TYPE> __device__ __forceinline__ float as_stored(float value) {
-    if (TYPE == FLOAT32) return value;
-    float low, high;
-    const u32 two = packed<TYPE == BFLOAT16>(value, 0.0f);
-    if (TYPE == BFLOAT16) return __uint_as_float(two << 16);
-    halves(two, low, high);
-    return low;
-}
-
-// The sum of what the threads of a tile's row have, which are half a warp.
-__device__ __forceinline__ float of_tile(float value) {
-#pragma unroll
-    for (int lanes = 1; lanes < TILE / 4; lanes *= 2)
-        value += __shfl_xor_sync(0xFFFFu << (threadIdx.x & 16), value, lanes);
-    return value;
-}
-
-// Four values of a row.
-template <int TYPE> struct Four {
-    static constexpr int WORDS = TYPE == FLOAT32 ? 4 : 2;
-    u32 v[WORDS];
-
-    __device__ __forceinline__ void load(const void* from, u64 at) {
-        if (TYPE == FLOAT32) { const uint4 x = *(const uint4*)((const float*)from + at); v[0] = x.x, v[1] = x.y, v[WORDS - 2] = x.z, v[WORDS - 1] = x.w; }
-        else { const uint2 x = *(const uint2*)((const unsigned short*)from + at); v[0] = x.x, v[1] = x.y; }
-    }
-    __device__ __forceinline__ void unpack(float (&to)[4]) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (TYPE == FLOAT32) to[i] = __uint_as_float(v[i % WORDS]);
-            else if (TYPE == BFLOAT16) to[i] = __uint_as_float(i % 2 ? v[i / 2] & 0xFFFF0000u : v[i / 2] << 16);
-            else if (i % 2 == 0) halves(v[i / 2], to[i], to[i + 1]);
-        }
-    }
-};
-
-// What an RMS norm is computed from, of the rows that come: `squares` [tiles, rows], the sums of the tiles' squares.
-struct Norm {
-    const float* squares;
-    float eps;
-};
-
-// What a product leaves for the norm that follows it, beside the stream times the gain.
-struct Following {
-    const void *residual, *gain;
-    void* stream;
-    float* squares;
-};
-
-// Leaves one over the root of each row's mean square in shared memory.
-__device__ __forceinline__ void load_norm(const Norm& norm, int first_row, int rows, u32 to) {
-    constexpr int LANES = THREADS / ROWS, OF_ROW = INPUTS / TILE, EACH_LANE = (OF_ROW + LANES - 1) / LANES;
-    const int own = threadIdx.x / LANES, lane = threadIdx.x % LANES, row = first_row + own;
-    float squares = 0.0f;
-#pragma unroll
-    for (int k = 0; k < EACH_LANE; k++) {
-        const int tile = lane + k * LANES;
-        if (row < rows && tile < OF_ROW) squares += norm.squares[tile * rows + row];
-    }
-    const float by = rsqrtf(of_row<false, LANES>(squares) / INPUTS + norm.eps);
-    if (lane == 0) store_float(to + 4 * own, by);
-}
-
-// Adds the residual to four outputs of a row, and leaves the new stream and its tile's sum of squares; `v` is then the stream
-// times the gain.
-__device__ __forceinline__ void follow(
-    const Following& to, const Four<STREAM>& residual, const Four<BFLOAT16>& gain, int row, int rows, int output,
-    float (&v)[4]) {
-    float more[4], by[4], squares = 0.0f;
-    residual.unpack(more), gain.unpack(by);
-#pragma unroll
-    for (int j = 0; j < 4; j++) v[j] = as_stored<STREAM>(v[j] + more[j]), squares += v[j] * v[j];
-    if (row < rows) store4<STREAM>(to.stream, (u64)row * OUTPUTS + output, v);
-    squares = of_tile(squares);
-    if (row < rows && output % TILE == 0) to.squares[output / TILE * rows + row] = squares;
-#pragma unroll
-    for (int j = 0; j < 4; j++) v[j] *= by[j];
 }
 
 // The tile of a program, and its share of the stages.

@@ -18,6 +18,13 @@ template <int TYPE> __device__ __forceinline__ float value_at(const void* p, int
     return r;
 }
 
+// Stores four values of a row.
+template <int TYPE> __device__ __forceinline__ void store4(void* y, u64 at, const float (&v)[4]) {
+    if (TYPE == FLOAT32) *(float4*)((float*)y + at) = make_float4(v[0], v[1], v[2], v[3]);
+    else *(uint2*)((unsigned short*)y + at) =
+        make_uint2(packed<TYPE == BFLOAT16>(v[0], v[1]), packed<TYPE == BFLOAT16>(v[2], v[3]));
+}
+
 __device__ __forceinline__ float activation(float x) {
 #if ACT == GELU
     return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
