@@ -82,10 +82,14 @@ def test_processors_get_the_same_number_of_programs():
 
 
 @pytest.mark.parametrize(
-    "pairs, tokens, warps", [(256, 64, 4), (512, 64, 4), (600, 64, 2), (1024, 64, 1), (1024, 1024, 2)]
-)
-def test_short_contexts_have_a_warp_each(pairs, tokens, warps):
-    assert attend_group.sharing(pairs, tokens, 64, torch.bfloat16, 132)[:2] == (warps, 1)
+    "pairs, tokens, warps, stages",
+    [
+        (256, 64, 4, 4), (512, 64, 4, 2), (600, 64, 2, 4), (792, 1024, 2, 4), (793, 1024, 2, 3), (925, 64, 2, 2),
+        (1056, 1024, 2, 2), (1057, 64, 1, 2), (1057, 1024, 2, 4),
+    ],
+)  # fmt: skip
+def test_programs_of_two_warps_have_stages_with_which_all_run_together(pairs, tokens, warps, stages):
+    assert attend_group.sharing(pairs, tokens, 64, torch.bfloat16, 132) == (warps, 1, stages)
 
 
 def test_the_cpu_is_for_others():

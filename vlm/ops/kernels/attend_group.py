@@ -82,7 +82,8 @@ def shared_memory(dim: int, kept: torch.dtype, warps: int, stages: int, *, new: 
 def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: int) -> Sharing:
     """Returns how contexts of at most so many tokens, of each row and head of keys, are shared out. As measured on H100
     and H200, programs of many warps are the fastest where there are not enough for clusters of several, then those of
-    four while all run together; then those of two, but of short contexts those of one, of which most run together."""
+    four while all run together, then those of two, with as many stages as let all run together; and where none do those
+    of two, but of short contexts those of one, of which most run together."""
     stages = num_stages(dim, kept)
     room = _room(WARPS, stages, dim, kept, processors)
     if many := _cluster_of_many(pairs, tokens, processors):
@@ -92,9 +93,10 @@ def sharing(pairs: int, tokens: int, dim: int, kept: torch.dtype, processors: in
     warps, between = BETWEEN[dim]
     if pairs <= _room(warps, between, dim, kept, processors):
         return Sharing(warps, 1, between)
-    if tokens <= SHORT and pairs > _room(2, stages, dim, kept, processors):
-        return Sharing(1, 1, FEW_STAGES)
-    return Sharing(2, 1, stages)
+    for count in range(stages, FEW_STAGES - 1, -1):
+        if pairs <= _room(2, count, dim, kept, processors):
+            return Sharing(2, 1, count)
+    return Sharing(1, 1, FEW_STAGES) if tokens <= SHORT else Sharing(2, 1, stages)
 
 
 def _cluster_of_many(pairs: int, tokens: int, processors: int) -> int:
