@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,16 @@ def test_the_first_pass_begins_before_the_last_text_is_there(bart, recorded):
     begun = ["admit", "encode_texts"]
     # by what a task prepares: two texts, and of the last one
     assert recorded()[:10] == ["add", "add", *begun, "add", "add", "add", *begun, "step"]
+
+
+def test_the_last_pass_begins_before_the_step_is_planned_and_no_garbage_is_collected_till_then(
+    bart, recorded, monkeypatch
+):
+    enabled, expect = [], bart.llm.expect
+    monkeypatch.setattr(bart.llm, "expect", lambda requests: enabled.append(gc.isenabled()) or expect(requests))
+    bart.generate([{"encoder_input_ids": TEXTS[0][:5]} for _ in range(3)], max_new_tokens=1)
+    assert recorded()[:8] == ["add", "admit", "encode_texts", "add", "add", "admit", "encode_texts", "step"]
+    assert not any(enabled) and gc.isenabled()
 
 
 @pytest.mark.parametrize("prompt", [(), (2, 7, 9)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +16,7 @@ from vlm.api.prefetch import Prefetch
 from vlm.api.texts_ahead import TextsAhead
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import OutOfMemoryError, VlmError
+from vlm.garbage import without_collections
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
@@ -94,10 +96,14 @@ class Job:
         images, texts = (self._images_ahead, self._texts_ahead) if alone else (None, None)
         for ahead in filter(None, (images, texts)):
             ahead.begin()
-        for inputs in self._inputs.coming(block=True, use=images and images.take):
-            requests = self._queue(inputs, errors)
-            if texts is not None and requests:
-                texts.take(requests)
+        # of short work a collection is a good part, for which an idle device would wait
+        with without_collections() if self._inputs.most > 1 else nullcontext():
+            for inputs in self._inputs.coming(block=True, use=images and images.take):
+                requests = self._queue(inputs, errors)
+                if texts is not None and requests:
+                    texts.take(requests)
+            if texts is not None:
+                texts.end()
         if images is not None:
             images.encode()
 

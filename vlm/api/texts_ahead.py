@@ -37,5 +37,13 @@ class TextsAhead:
         lengths = [len(request.encoder_input_ids or ()) for request in requests]
         self._tokens, self._longest = self._tokens + sum(lengths), max(self._longest, *lengths)
         if self._tokens + self._longest > self._room:  # the next one might not fit
-            self._room, self._tokens = self._most, 0
-            self._loop.admit()
+            self._pass()
+
+    def end(self) -> None:
+        """Begins with the last texts: their pass need not wait until the step is planned."""
+        if self._tokens:
+            self._pass()
+
+    def _pass(self) -> None:
+        self._room, self._tokens = self._most, 0
+        self._loop.admit()
