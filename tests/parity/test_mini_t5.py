@@ -11,6 +11,7 @@ import torch
 import vlm
 from tests import tiny
 from vlm.build.store import packaged_models
+from vlm.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -40,3 +41,13 @@ def test_tokens_equal_hugging_faces(texts, beams, tmp_path_factory):
         assert out.token_ids == tiny.up_to_end(tokens, 1) and out.token_ids[-1] == 1
     exact = sum(out.text == reference for (_, reference), out in zip(texts, found, strict=True))
     assert exact >= 0.9 * len(texts), "the examples are of a language that the model knows"
+
+
+def test_a_text_that_cannot_be_read_costs_none_of_those_that_are_read_with_it(texts):
+    pipe = vlm.load("mini-t5", device="cpu")
+    good = [text for text, _ in texts[:3]]
+    mixed = [good[0], "half a \ud800", {"text": good[1], "truncate": 4}, {"text": good[2]}, {"text": " "}, 5]
+    found = dict(pipe.as_completed(mixed, on_error="yield", max_new_tokens=4))
+    assert all(isinstance(found.pop(number), InputError) for number in (1, 4, 5))
+    for number, out in found.items():
+        assert out.token_ids == pipe.generate(mixed[number], max_new_tokens=4).token_ids

@@ -238,3 +238,19 @@ def test_a_long_text_is_tokenized_as_a_short_one():
 def test_a_model_of_bytes_may_name_its_tokenizer_in_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "tokenizer_class": "ByT5Tokenizer"}))
     assert make_tokenizer(tmp_path, families()["t5"]) == {"tokenizer.json": byte_tokenizer(125)}
+
+
+def test_texts_that_are_read_at_once_have_the_ids_of_each_alone(monkeypatch):
+    """But those of which one cannot be read, or that are looked into before they are."""
+    fast, whole = FastTokenizer.from_str(byte_tokenizer(125)), [*TEXTS, "the </s> end", TEXTS[0]]
+    alone = Tokenizer(fast)
+    want = [alone.encode_source(text) for text in whole]
+    at_once = alone.together([*whole, "a" * 10_000], limit=100)
+    monkeypatch.setattr(Tokenizer, "_encoding", lambda self, text: pytest.fail(text))
+    assert [at_once.encode_source(text) for text in whole] == want
+    at_once.encode(TEXTS[0]).clear()
+    assert at_once.encode_source(TEXTS[0]) == want[0]  # nobody changes what others get
+    monkeypatch.undo()
+    assert at_once.encode_source("another") == alone.encode_source("another")
+    assert at_once.encode_source(TEXTS[0], limit=4) == alone.encode_source(TEXTS[0], limit=4)
+    assert alone.together([*TEXTS, "\ud800"], limit=100) is alone

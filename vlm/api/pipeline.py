@@ -14,7 +14,7 @@ from vlm.api.loaded_model import LoadedModel
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.api.prefetch import Prefetch
-from vlm.api.preparation import preparation, with_keys
+from vlm.api.preparation import preparation, texts_together, with_keys
 from vlm.api.texts_ahead import TextsAhead
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
@@ -28,6 +28,7 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.token_update import Completion
 from vlm.stage_clock import StageClock
 
+Prepare = Callable[[int, Any], Request]  # what makes the request of an input, which has its number
 TEXTS_TOGETHER = 32  # that a thread prepares at once: one takes microseconds, an image milliseconds
 
 
@@ -162,7 +163,8 @@ class Pipeline(LoadedModel):
             pages=pages,
             page_params=lambda settings: self._params({**settings, **sampling}),
         )
-        feed = self.feed = self._prefetch(inputs, prepare, window)
+        together = None if self.family.takes_images else texts_together(self._builder, params, lora)
+        feed = self.feed = self._prefetch(inputs, prepare, window, together)
         self._jobs.add(job := self._job(feed))
         try:
             for index, result in job.results():
@@ -212,7 +214,13 @@ class Pipeline(LoadedModel):
         check_options(sampling, INPUT_KEYS)
         return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
 
-    def _prefetch(self, inputs: Iterable[Any], prepare: Callable[[int, Any], Request], window: int | None) -> Prefetch:
+    def _prefetch(
+        self,
+        inputs: Iterable[Any],
+        prepare: Prepare,
+        window: int | None,
+        together: Callable[[list[Any]], Prepare] | None,
+    ) -> Prefetch:
         return Prefetch(
             self._workers,
             enumerate(inputs),
@@ -221,6 +229,7 @@ class Pipeline(LoadedModel):
             window or 2 * self.capabilities.max_batch_size,
             most=1 if self.family.takes_images else TEXTS_TOGETHER,
             within=self._timings.preparing,
+            together=together,
         )
 
     def _job(self, feed: Prefetch) -> Job:

@@ -48,10 +48,13 @@ class PooledMap(Generic[T, R]):
         function: Callable[[T], R],
         most: int = 1,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
+        together: Callable[[list[T]], Callable[[T], R]] | None = None,
     ):
         """`most`: values that one task may have: of short work, of which who waits for it does a part; `within`: what
-        each task is done in."""
-        self._pool, self._function, self._most, self._within = pool, function, most, within
+        each task is done in; `together` returns what does the same as `function` for the values of one task, with what
+        they share done already. It raises nothing."""
+        self._pool, self._most, self._within = pool, most, within
+        self._function_for = together or (lambda values: function)
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
         self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
         self._own_waits = False  # is there a task that no thread was asked for, but who waits is to do?
@@ -111,7 +114,8 @@ class PooledMap(Generic[T, R]):
         except IndexError:
             return False
         with self._within():
-            outcomes = [(index, Outcome.of(self._function, value)) for index, value in values]
+            function = self._function_for([value for _, value in values])
+            outcomes = [(index, Outcome.of(function, value)) for index, value in values]
         with self._lock:
             self._ended += len(values)
         self._finished.put(outcomes)  # at once: each would wake who waits, and let them wait for Python's lock again

@@ -34,12 +34,17 @@ class Prefetch:
         window: int,
         most: int = 1,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
+        together: Callable[[list[Any]], Callable[[int, Any], Any]] | None = None,
     ):
         """`prepare` is given an input with its index. `most`: inputs that a thread prepares at once, `within` what it
         is given; where several, they are short work, which `ready` waits for: an engine that begins with all of them is
-        sooner done than one that begins with the first. Of others it waits for what comes soon."""
+        sooner done than one that begins with the first. Of others it waits for what comes soon. `together` returns
+        what does as `prepare`, for the inputs that a thread prepares at once. It raises nothing."""
         self._source, self._room, self.most = source, window, most
-        self._prepared = PooledMap[tuple[int, Any], Any](pool, partial(_prepared, prepare), most, within)
+        prepare_all = None if together is None else lambda pairs: partial(_prepared, together([v for _, v in pairs]))
+        self._prepared = PooledMap[tuple[int, Any], Any](
+            pool, partial(_prepared, prepare), most, within, together=prepare_all
+        )
         self._first: deque[tuple[int, Any]] = deque()  # inputs that go before the others
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither

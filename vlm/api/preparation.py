@@ -35,6 +35,19 @@ def preparation(
     return prepared
 
 
+def texts_together(
+    builder: RequestBuilder, params: SamplingParams, lora: str | int | None
+) -> Callable[[list[Any]], Callable[[int, Any], Request]]:
+    """Returns what does as `preparation` of a model that takes no images, for several inputs: it reads their texts at
+    once."""
+
+    def prepared(sources: list[Any]) -> Callable[[int, Any], Request]:
+        build = builder.together(sources).build
+        return lambda number, source: build(source, params, lora)
+
+    return prepared
+
+
 def with_keys(request: Request) -> Request:
     """Returns a request whose images have their keys."""
     for image in request.images:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from vlm.processing.input_context import InputContext
 from vlm.processing.input_fields import InputFields
 from vlm.processing.input_reader import read_conversation, read_input
 from vlm.processing.prompt_request import prompt_request
-from vlm.processing.source_request import source_request
+from vlm.processing.source_request import source_request, texts_as_given
 from vlm.processing.text_stream import StopStrings
 from vlm.requests.adapters import adapter_id
 from vlm.requests.request import Request
@@ -36,6 +36,14 @@ class RequestBuilder:
             lora = fields.lora
         request = self._request(fields, params)
         return request if lora is None else replace(request, adapter_id=adapter_id(lora, self.adapters))
+
+    def together(self, sources: Iterable[Any]) -> RequestBuilder:
+        """Returns what builds the same requests, and has read the texts of these inputs already."""
+        context = self.context
+        if context.tokenizer is None or not context.has_encoder or context.prompts is not None:
+            return self
+        tokenizer = context.tokenizer.together(texts_as_given(sources), context.max_encoder_len)
+        return self if tokenizer is context.tokenizer else replace(self, context=replace(context, tokenizer=tokenizer))
 
     def read(self, source: Any) -> InputFields:
         """Reads an input. Raises InputError and LengthError as `read_input`."""

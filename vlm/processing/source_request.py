@@ -3,7 +3,9 @@ begins."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from vlm.errors import InputError, LengthError
 from vlm.processing.input_context import InputContext
@@ -32,6 +34,13 @@ def source_request(
         stops=stops,
         prompt_table=fields.table,
     )
+
+
+def texts_as_given(sources: Iterable[Any]) -> list[str]:
+    """Returns the texts of inputs that are tokenized as they stand: neither cut nor with something after them."""
+    as_given = (s for s in sources if not isinstance(s, dict) or not (s.get("truncate") or s.get("suffix")))
+    texts = (source.get("text") if isinstance(source, dict) else source for source in as_given)
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _decoder_prompt(fields: InputFields, context: InputContext) -> tuple[int, ...]:
