@@ -262,9 +262,10 @@ class Tokenizer:
 
     def decode_split(self, token_ids: list[int]) -> str:
         """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""
-        if self._skip_special:
+        leaves_out_all = self._skip_special and not self._shown
+        if self._skip_special and self._shown:
             token_ids = [i for i in token_ids if i not in self._left_out]
-        text = self._target.decode(token_ids, skip_special_tokens=False)
+        text = self._target.decode(token_ids, skip_special_tokens=leaves_out_all)
         return text.replace("\ufffd", "") if self._drops_half_characters else text
 
     def piece(self, token_id: int, before: int | None = None) -> str:
