@@ -19,8 +19,7 @@ class BlockManager:
         self.quota = {"self": num_self, "cross": num_cross}
         self.num_used = {"self": 0, "cross": 0}
         self._free = list(range(num_self + num_cross, 0, -1))
-        self._owners = [0] * self.num_blocks
-        self._kinds = [""] * self.num_blocks  # of those that have owners
+        self._others: dict[int, int] = {}  # owners of a block besides the first one
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         # without owners, found by their key; the oldest first, which a plain dict is the longer in finding the more it
@@ -42,29 +41,25 @@ class BlockManager:
         del self._free[len(self._free) - len(blocks) :]
         if len(blocks) < count:
             blocks += [self._evict() for _ in range(count - len(blocks))]
-        owners, kinds = self._owners, self._kinds
-        for block in blocks:
-            owners[block], kinds[block] = 1, kind
         self.num_used[kind] += count
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """Adds an owner to each block."""
         for block in blocks:
-            self._owners[block] += 1
+            self._others[block] = self._others.get(block, 0) + 1
 
-    def free(self, blocks: Items[int]) -> None:
+    def free(self, blocks: Items[int], kind: str = "self") -> None:
         """Takes an owner from each block; a block without owners returns to the pool, which gives them out in the same
         order again: what reads one sequence's cache is fastest over a run of it."""
-        owners, kinds, keys, free, num_used = self._owners, self._kinds, self._keys, self._free, self.num_used
-        for block in reversed(blocks):
-            owners[block] -= 1
-            if not owners[block]:
-                num_used[kinds[block]] -= 1
-                if block in keys:
-                    self._evictable[block] = None
-                else:
-                    free.append(block)
+        ended: Items[int] = blocks[::-1]
+        if self._others:
+            ended = [block for block in ended if not self._leave_to_others(block)]
+        self.num_used[kind] -= len(ended)
+        if self._keys:
+            self._evictable.update(dict.fromkeys(block for block in ended if block in self._keys))
+            ended = [block for block in ended if block not in self._keys]
+        self._free += ended
 
     # --- blocks by what they hold ---
     def register(self, block: int, key: bytes) -> None:
@@ -91,15 +86,21 @@ class BlockManager:
         for block in blocks:
             if block in self._evictable:
                 del self._evictable[block]
-                self._owners[block], self._kinds[block] = 1, kind
                 self.num_used[kind] += 1
             else:
-                self._owners[block] += 1
+                self.share([block])
 
     def reset_prefix_cache(self) -> None:
         """Lets no block be found by what it holds any more."""
         self._free += self._evictable
         self._evictable, self._by_key, self._keys = OrderedDict(), {}, {}
+
+    def _leave_to_others(self, block: int) -> bool:
+        """Takes an owner from a block that has others; says whether it does."""
+        others = self._others.pop(block, 0)
+        if others > 1:
+            self._others[block] = others - 1
+        return others > 0
 
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)
@@ -109,4 +110,5 @@ class BlockManager:
     @property
     def balanced(self) -> bool:
         """Says whether nothing is owned, and every block is free or kept exactly once."""
-        return not any(self._owners) and sorted([*self._free, *self._evictable]) == list(range(1, self.num_blocks))
+        is_owned = any(self.num_used.values()) or bool(self._others)
+        return not is_owned and sorted([*self._free, *self._evictable]) == list(range(1, self.num_blocks))

@@ -133,9 +133,9 @@ class Scheduler:
         if sequence.adapted:
             self._adapters -= Counter([sequence.request.adapter_id])
         self._slots += sequence.slots
-        for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
-            if blocks:
-                self.blocks.free(blocks)
+        for blocks in (*sequence.self_blocks, sequence.spare_blocks):
+            self.blocks.free(blocks)
+        self.blocks.free(sequence.cross_blocks, "cross")
         sequence.slots, sequence.self_blocks = [], []
         sequence.spare_blocks = sequence.cross_blocks = sequence.pending_chunks = ()
 
