@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -63,9 +63,11 @@ class Job:
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""
         while not self._is_stopped and (self._waiting or self._outputs.num_under_way or self._inputs.more):
-            yield from self._added()
-            if self._waiting:
-                yield from self._taken(self._loop.step_for(self._waiting))
+            with self._undisturbed():
+                errors = self._added()
+                updates = self._loop.step_for(self._waiting) if self._waiting and not errors else []
+            yield from errors
+            yield from self._taken(updates)
             self._outputs.begin(self._ended, awaited=not self._waiting)
             self._ended = []
             if self._waiting:
@@ -81,14 +83,22 @@ class Job:
         self._inputs.close()
         self._loop.clear(self._waiting)
 
-    def _added(self) -> Iterator[Result]:
-        """Queues the inputs that are prepared; yields the errors of those that cannot be."""
+    @property
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._outputs.num_under_way
+
+    def _undisturbed(self) -> AbstractContextManager[None]:
+        """Has no garbage collected where an idle device waits for short work, of which that would be a good part."""
+        return without_collections() if self._is_idle and self._inputs.most > 1 else nullcontext()
+
+    def _added(self) -> list[Result]:
+        """Queues the inputs that are prepared; returns the errors of those that cannot be."""
         errors: list[Result] = []
-        if self._waiting or self._outputs.num_under_way:
-            self._queue(self._inputs.ready(block=False), errors)
-        else:
+        if self._is_idle:
             self._queue_to_idle(errors)
-        yield from errors
+        else:
+            self._queue(self._inputs.ready(block=False), errors)
+        return errors
 
     def _queue_to_idle(self, errors: list[Result]) -> None:
         """Waits for inputs, and queues them as they come; the device begins with the first of them."""
@@ -96,14 +106,12 @@ class Job:
         images, texts = (self._images_ahead, self._texts_ahead) if alone else (None, None)
         for ahead in filter(None, (images, texts)):
             ahead.begin()
-        # of short work a collection is a good part, for which an idle device would wait
-        with without_collections() if self._inputs.most > 1 else nullcontext():
-            for inputs in self._inputs.coming(block=True, use=images and images.take):
-                requests = self._queue(inputs, errors)
-                if texts is not None and requests:
-                    texts.take(requests)
-            if texts is not None:
-                texts.end()
+        for inputs in self._inputs.coming(block=True, use=images and images.take):
+            requests = self._queue(inputs, errors)
+            if texts is not None and requests:
+                texts.take(requests)
+        if texts is not None:
+            texts.end()
         if images is not None:
             images.encode()
 
