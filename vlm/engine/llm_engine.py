@@ -222,7 +222,7 @@ class LLMEngine:
         return updates
 
     def _admit(self, sequences: list[Sequence]) -> None:
-        before, self._at_work = self._at_work, sequences  # to free those takes as long as to encode: not ahead of it
+        _before, self._at_work = self._at_work, sequences  # to free those takes as long as to encode: not ahead of it
         self.executor.adapters.hold(self._adapters_in_use)
         self.executor.admit(sequences, [self._endings.stop_ids(s.request) for s in sequences])
 

@@ -117,12 +117,13 @@ class BatchState:
 
     def admit(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
         """Fills the slots of newly admitted sequences, all beams of one alike: what decode steps read besides."""
-        self._admit_rules(sequences, stop_ids)
+        settings = SharedSettings([s.request.params for s in sequences for _ in s.slots])
+        self._admit_rules(sequences, settings, stop_ids)
+        self._make_room(max(map(len, stop_ids)))
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
         beams = [beam for s in sequences for beam in range(s.width)]
         writer = SlotUpload([slot for s in sequences for slot in s.slots], self.device)
         sequences, put = [s for s in sequences for _ in s.slots], writer.put
-        settings = SharedSettings([s.request.params for s in sequences])
         self._admit_slots(sequences, settings, stop_ids, put)
         self._admit_sampling(sequences, settings, put)
         self._admit_penalties(sequences, settings, put)
@@ -187,15 +188,20 @@ class BatchState:
             put(penalties.clean, settings.each(lambda p: p.remove_invalid_values))
             put(penalties.normalize, settings.each(lambda p: p.renormalize_logits))
 
-    def _admit_rules(self, sequences: list[Sequence], stop_ids: Items[Items[int]]) -> None:
-        """Takes over what requests say about tokens, and makes room for as many ends as they have."""
+    def _admit_rules(self, sequences: list[Sequence], settings: SharedSettings, stop_ids: Items[Items[int]]) -> None:
+        """Takes over what requests say about tokens."""
+        if not self._changes("rules", settings.any(lambda p: p.names_tokens or p.ends_beams)):
+            return
         by_slot: dict[int, PackedRules | None] = {}
         for sequence, ends in zip(sequences, stop_ids, strict=True):
             rules = rules_of(sequence, ends)
             sequence.rule_kinds = rules.kinds if rules else ()
             by_slot.update(dict.fromkeys(sequence.slots, rules))
         self.rules.admit(by_slot)
-        most, there = max(map(len, stop_ids)), self.slots.stop_ids
+
+    def _make_room(self, most: int) -> None:
+        """Makes room for so many ends of a sequence."""
+        there = self.slots.stop_ids
         if most > there.shape[1]:
             larger = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
             larger[:, : there.shape[1]] = there
@@ -235,8 +241,12 @@ class BatchState:
     def update_tables(self, sequences: list[Sequence]) -> None:
         """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
         sizes = self._table_sizes
-        tables = (table for s in sequences for table in zip(s.slots, s.self_blocks, strict=True))
-        grown = [(slot, blocks) for slot, blocks in tables if len(blocks) > sizes[slot]]
+        grown = [
+            (slot, blocks)
+            for s in sequences
+            for slot, blocks in zip(s.slots, s.self_blocks, strict=True)
+            if len(blocks) > sizes[slot]
+        ]
         if grown:
             places = [(slot, at, blocks[at]) for slot, blocks in grown for at in range(sizes[slot], len(blocks))]
             slots, columns, blocks = upload([np.array(places)], self.device)[0].unbind(1)

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 from functools import partial
 from operator import attrgetter
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -89,7 +90,7 @@ class Executor:
             self.state.allocate_top()
         if plan.logits:
             self.logits.begin(sequences, most_new, self.config.vocab_size, self.state.slots)
-        leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
+        leaders = torch.from_numpy(np.array([s.slot for s in sequences])).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
             if first:
@@ -214,7 +215,7 @@ class Executor:
         """Appends the tokens that the last prefill has led to."""
         slots = self._padded([s.slot for s in sequences])
         rows = self.first_rows[: len(slots)]
-        rows.copy_(torch.tensor(slots, dtype=torch.int32), non_blocking=True)
+        rows.copy_(torch.from_numpy(np.array(slots, np.int32)), non_blocking=True)
         adapted = any_adapted(sequences)
         self.runner.append_first(DecodeRows(rows, rows, None, adapted), SamplingPlan.from_sequences(sequences))
 
@@ -229,7 +230,7 @@ class Executor:
         slots = self._padded([slot for s in sequences for slot in s.slots])
         single = [slot if s.width == 1 else self.state.padding_slot for s in sequences for slot in s.slots]
         rows = self.rows[:, : len(slots)]
-        rows.copy_(torch.tensor([slots, self._padded(single)], dtype=torch.int32), non_blocking=True)
+        rows.copy_(torch.from_numpy(np.array([slots, self._padded(single)], np.int32)), non_blocking=True)
         return rows[0], rows[1]
 
     def _padded(self, slots: list[int]) -> list[int]:
