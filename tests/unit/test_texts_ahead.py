@@ -112,3 +112,14 @@ def test_who_is_gone_before_its_slot_is_filled_leaves_it_to_the_next(bart):
     bart.loop.abort(gone)
     assert [completion.token_ids for completion in bart.complete(second)] == want
     assert not engine.executor._placed and is_empty(bart)
+
+
+def test_who_has_ended_is_freed_beside_the_next_burst(bart, monkeypatch):
+    """To free a full batch takes about as long as to admit one, for which an idle device would wait."""
+    engine, kept, launch = bart.llm, [], bart.llm.executor.launch
+    bart.generate(inputs()[:3], max_new_tokens=2)
+    monkeypatch.setattr(
+        engine.executor, "launch", lambda *args, **kw: kept.append(len(engine._ended)) or launch(*args, **kw)
+    )
+    bart.generate(inputs()[:2], max_new_tokens=2)
+    assert kept[0] >= 3 and len(engine._ended) == 2

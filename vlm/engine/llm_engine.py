@@ -62,6 +62,7 @@ class LLMEngine:
         self._in_flight: deque[DecodeBurst] = deque()
         self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
+        self._ended: list[Sequence] = []  # freed beside a burst: of a full batch that takes as long as to admit one
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -213,6 +214,7 @@ class LLMEngine:
         if plan.further_steps:
             self._in_flight.append(self.executor.launch(plan.running, plan.further_steps, plan.drafts, first=[]))
         self.executor.encode_waiting(self.scheduler.waiting)
+        self._ended.clear()
 
     def _collect(self, but: int = 0) -> list[TokenUpdate]:
         """Waits for the bursts that were launched, `but` for so many of the last ones."""
@@ -222,7 +224,7 @@ class LLMEngine:
         return updates
 
     def _admit(self, sequences: list[Sequence]) -> None:
-        _before, self._at_work = self._at_work, sequences  # to free those takes as long as to encode: not ahead of it
+        self._at_work = sequences
         self.executor.adapters.hold(self._adapters_in_use)
         self.executor.admit(sequences, [self._endings.stop_ids(s.request) for s in sequences])
 
@@ -278,7 +280,7 @@ class LLMEngine:
         self.scheduler.release(sequence)
         self.executor.release(sequence)
         sequence.finish(reason)
-        del self._sequences[sequence.id]
+        self._ended.append(self._sequences.pop(sequence.id))
 
     def _forget(self, sequence: Sequence, reason: str) -> None:
         """Ends one that waits."""
