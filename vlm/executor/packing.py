@@ -84,8 +84,8 @@ def _padded_rows(rows: Array, padding_slot: int) -> Array:
 def _tiles(tiles: list[Any], width: int, *, padded: bool) -> Array:
     """Returns the tiles [T, width], with empty ones up to the next size of a graph where they are `padded`."""
     result = np.zeros((graph_tiles(len(tiles)) if padded else len(tiles), width), np.int32)
-    if tiles:
-        result[: len(tiles)] = tiles
+    flat = itertools.chain.from_iterable(tiles)
+    result[: len(tiles)] = np.fromiter(flat, np.int32, len(tiles) * width).reshape(-1, width)
     return result
 
 

@@ -6,6 +6,7 @@ alone, constant from a maximum on, so it is a short vector a head, looked up as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -17,11 +18,8 @@ from vlm.ops.tiles import TILE_ROWS
 
 def tiles_of(lengths: Iterable[int], rows: int | None = TILE_ROWS) -> list[tuple[int, int, int]]:
     """Returns tiles of at most `rows` query rows: (first query row, first row, row after the last of its sequence)."""
-    tiles, begin = [], 0
-    for length in lengths:
-        tiles += [(start, begin, begin + length) for start in range(begin, begin + length, rows or length)]
-        begin += length
-    return tiles
+    spans = itertools.pairwise(itertools.accumulate(lengths, initial=0))
+    return [(start, begin, end) for begin, end in spans for start in range(begin, end, rows or end - begin)]
 
 
 def reference(
