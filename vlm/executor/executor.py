@@ -252,7 +252,7 @@ class Executor:
         state, drafts = self.state.slots, self.state.drafts
         at = (start[:, None] + torch.arange(most_new, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
         counts = (state.lengths, state.finish, drafts.num_drafted, drafts.num_accepted)
-        head = torch.stack([each[slots] for each in counts], 1)
+        head = torch.stack(counts, 1)[slots]
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
         top = self.state.top[slots[:, None], at, :, : self.config.vocab_size] if plan.top else None
