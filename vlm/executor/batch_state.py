@@ -242,10 +242,10 @@ class BatchState:
         """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
         sizes = self._table_sizes
         grown = [
-            (slot, blocks)
+            table
             for s in sequences
-            for slot, blocks in zip(s.slots, s.self_blocks, strict=True)
-            if len(blocks) > sizes[slot]
+            if len(s.self_blocks[0]) > sizes[s.slot]  # all beams of a search grow together
+            for table in zip(s.slots, s.self_blocks, strict=True)
         ]
         if grown:
             places = [(slot, at, blocks[at]) for slot, blocks in grown for at in range(sizes[slot], len(blocks))]
