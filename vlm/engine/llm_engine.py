@@ -188,6 +188,7 @@ class LLMEngine:
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""
+        self._ended.clear()
         self.executor.free_cached_memory()
 
     @property
