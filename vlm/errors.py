@@ -94,9 +94,15 @@ class VlmWarning(UserWarning):
     """What goes on, though not as the caller may expect; the command line prints it as one line."""
 
 
-def counted(count: int, noun: str) -> str:
-    """Returns a number of things: `1 page`, `2,000 pages`; `noun`: one of them."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Returns a number of things: `1 page`, `2,000 pages`; `noun`: one of them, `plural`: where it takes more than an
+    s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def counted_given(count: int, noun: str) -> str:
+    """Returns how many things came with a request: `1 image was given`, `2 images were given`."""
+    return f"{counted(count, noun)} {'was' if count == 1 else 'were'} given"
 
 
 def listed(items: Iterable[object], limit: int = 8) -> str:

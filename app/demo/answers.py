@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from vlm.errors import VlmError
+from vlm.errors import VlmError, counted
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
@@ -45,7 +45,7 @@ class Clock:
         total = self._last - self._begin
         parts = [
             f"first token {_seconds(self._first - self._begin)}",
-            f"{self._tokens} tokens",
+            counted(self._tokens, "token"),
             f"{self._rate(total):,.0f} tokens/s",
             f"total {_seconds(total)}",
             f"ended because {self._ending}" if self._ending else "",

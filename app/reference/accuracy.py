@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vlm.errors import InputError, OutOfMemoryError, listed
+from vlm.errors import InputError, OutOfMemoryError, counted, listed
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.reference.reference import Reference
@@ -43,7 +43,7 @@ class Accuracy:
     def __str__(self) -> str:
         return (
             f"token agreement with Hugging Face {self.agreement:.2f}%, maximum log-probability error {self.error:.3g}"
-            f" ({self.tokens} tokens of {self.requests} {'request' if self.requests == 1 else 'requests'})"
+            f" ({counted(self.tokens, 'token')} of {counted(self.requests, 'request')})"
         )
 
 

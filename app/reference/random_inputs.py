@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vlm.errors import InputError
+from vlm.errors import InputError, counted
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -36,7 +36,7 @@ class RandomInputs:
             visual, begins = self.visual, {"decoder_prompt_token_ids": self.start}  # of no task: it may ask
             return [(f"image {i}", {"pixel_values": self._pixels(visual, 1)[0], **begins}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
-        inputs = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
+        inputs = [(counted(len(ids), "token"), {self.key: ids}) for ids in texts]
         return inputs + (self._with_images(self.visual, texts[0]) if self.visual is not None else [])
 
     def _with_images(self, visual: VisionConfig, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
@@ -46,7 +46,7 @@ class RandomInputs:
         first, second = (list(range(self.vocab + i * rows, self.vocab + (i + 1) * rows)) for i in range(2))
         for images, prompt in ((1, [*first, *ids]), (2, [*first, *ids[:2], *second, *ids[2:]])):
             if len(prompt) <= self.room:
-                name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
+                name = f"{counted(images, 'image')}, {counted(len(ids), 'token')}"
                 inputs.append((name, {self.key: prompt, "pixel_values": self._pixels(visual, images)}))
         return inputs
 

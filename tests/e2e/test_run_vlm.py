@@ -312,6 +312,6 @@ def test_which_model_answers(llava, images, monkeypatch):
 def test_a_prompt_that_does_not_fit_its_images(llava, images):
     folder, _ = llava
     result = call("run", "--image", images[0], "--prompt", "<image> and <image> ?", "--model", folder, *SHORT)
-    assert "2 <image> placeholders and 1 images were given" in one_sentence(result)
+    assert "2 <image> placeholders and 1 image was given" in one_sentence(result)
     result = call("run", "--image", images[0], "--image", "none.png", "--prompt", "w1", "--model", folder, *SHORT)
     assert "none.png" in one_sentence(result) and not result.stdout

@@ -6,7 +6,7 @@ import difflib
 
 import pytest
 
-from vlm.errors import meant
+from vlm.errors import counted, counted_given, meant
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,9 @@ def test_a_name_of_many_bytes_is_not_compared(monkeypatch):
     assert meant("ab" * 20, ("text", "max_tokens")) == ""
     with pytest.raises(TypeError):
         meant("ab" * 10, ("text", "max_tokens"))
+
+
+def test_one_thing_and_several_of_them():
+    assert [counted(count, "page") for count in (0, 1, 2000)] == ["0 pages", "1 page", "2,000 pages"]
+    assert [counted(count, "entry", "entries") for count in (1, 2)] == ["1 entry", "2 entries"]
+    assert [counted_given(count, "image") for count in (1, 2)] == ["1 image was given", "2 images were given"]

@@ -137,7 +137,7 @@ def test_ray_sets_apart_what_a_replica_takes(options, device, ranks, share):
 def test_ray_is_not_asked_for_what_it_has_not():
     with pytest.raises(InputError) as caught:
         replica_share({"CPU": 8.0, "GPU": 3.0}, ReplicaConfig(ray=True, replicas=2), "cuda", ranks=2)
-    says = "2 replicas take 4 GPUs, the Ray cluster has 3; give fewer --replicas, or cpu."
+    says = "the Ray cluster has 3 GPUs, too few for 2 replicas of 2; give fewer --replicas, or cpu."
     assert str(caught.value) == says
 
 

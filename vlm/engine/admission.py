@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
-from vlm.errors import InputError, LengthError, LimitError
+from vlm.errors import InputError, LengthError, LimitError, counted
 from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
@@ -76,8 +76,8 @@ class Admission:
         most, asked_for = self.num_speculative_tokens, params.prompt_lookup_num_tokens
         if asked_for is not None and asked_for > most:
             raise LimitError(
-                f"prompt_lookup_num_tokens is {asked_for}, this engine proposes {most} tokens a step at most; leave it"
-                " out",
+                f"prompt_lookup_num_tokens is {asked_for}, this engine proposes {counted(most, 'token')} a step at"
+                " most; leave it out",
                 f"or give --num-speculative-tokens {asked_for}",
                 settings=("prompt_lookup_num_tokens",),
             )
@@ -188,7 +188,7 @@ def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int, setting: 
         raise InputError("the token ids are no numbers; give those of one input: [5, 6].") from None
     if not are_known:
         bad = next(t for t in token_ids if not 0 <= t < vocab_size + rows)
-        table = f" and its prompt table of {rows} rows" if rows else ""
+        table = f" and its prompt table of {counted(rows, 'row')}" if rows else ""
         of = f" of {setting}" if setting else ""
         settings = (setting,) if setting else ()
         raise LimitError(f"token id {bad}{of} is outside the vocabulary of {vocab_size}{table}", settings=settings)

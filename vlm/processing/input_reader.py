@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm.artifacts.prompt_tables import TunedPrompt
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, counted, listed
 from vlm.processing.conversation import Conversation
 from vlm.processing.input_context import InputContext
 from vlm.processing.input_fields import InputFields, read_table, together
@@ -72,7 +72,7 @@ def _name_ids(fields: InputFields, context: InputContext) -> None:
     rows = context.rows_of(fields.table)
     if min(ids) < 0 or max(ids) >= rows.stop:
         bad = next(token for token in ids if not 0 <= token < rows.stop)
-        table = f" and its prompt table of {len(rows)} rows" if rows else ""
+        table = f" and its prompt table of {counted(len(rows), 'row')}" if rows else ""
         raise InputError(f"token id {bad} is outside the vocabulary of {rows.start}{table}; give ids of this model.")
     fields.input_ids = None
     setattr(fields, name, context.with_rows(ids, len(rows)) if rows else ids)

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 from PIL import Image
 
-from vlm.errors import LimitError, VlmError
+from vlm.errors import LimitError, VlmError, counted
 from vlm.processing.call_queue import Lane
 from vlm.processing.documents import Document, content_document, is_pdf, may_have_pages
 from vlm.processing.image_processor import ProcessorSource
@@ -77,7 +77,8 @@ def _processed(source: ProcessorSource, question: str | None, page: Image.Image)
 def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:
     document = _document(file) if isinstance(file, bytes) and may_have_pages(file) else None
     if (1 if document is None else document.num_pages) > room:
-        raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
+        allowed = counted(config.max_images, "image or page", "images and pages")
+        raise LimitError(f"a request may have {allowed}; send the others by themselves.")
     if document is None:
         yield _picture(file, config.max_pixels, detail)
         return

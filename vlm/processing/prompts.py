@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from pathlib import Path
 
 from vlm.artifacts.chat_template import read_template
-from vlm.errors import InputError
+from vlm.errors import InputError, counted, counted_given
 from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
 from vlm.processing.image_texts import Grid, ImageTexts
 from vlm.processing.tokenization import Piece, Tokenizer, ids_without, no_tokenizer
@@ -191,7 +191,5 @@ def _span(text: str, part: str | None) -> tuple[int, int]:
 
 def _check_count(num_placed: int, num_images: int, optional: bool = False) -> None:
     if num_placed != num_images and not optional:
-        raise InputError(
-            f"the prompt has {num_placed} {PLACEHOLDER} placeholders and {num_images} images were given; give one for"
-            " each."
-        )
+        placed, given = counted(num_placed, f"{PLACEHOLDER} placeholder"), counted_given(num_images, "image")
+        raise InputError(f"the prompt has {placed} and {given}; give one for each.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from vlm.errors import counted
 from vlm_app.bench.figures import markdown_line, number, percent
 
 STATISTICS = ("mean", "p50", "p95", "p99")
@@ -31,7 +32,7 @@ def title(result: dict[str, Any]) -> str:
         return f"{begin} of {config['dataset_path']}"
     images = config["images"]
     sizes = ", ".join(f"{width}x{height}" for width, height in config["image_sizes"])
-    pictures = f" and {images} image{'s' * (images > 1)} of {sizes}" if images else ""
+    pictures = f" and {counted(images, 'image')} of {sizes}" if images else ""
     answers = f"{'' if config['ignore_eos'] else 'at most '}{_span(*config['output_len'])} out"
     return f"{begin}, {_span(*config['input_len'])} tokens{pictures} in, {answers}"
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vlm.errors import VlmError
+from vlm.errors import VlmError, counted
 from vlm_app.cli.display.profiling import STAGES, Profile, tokens_of
 from vlm_app.cli.errors import print_error
 from vlm_app.core.renamed import with_flags
@@ -69,7 +69,7 @@ class Printer:
         parts = ", ".join(f"{name} {times[name]:.2f}" for name in STAGES)
         rate = f", {tokens / times['decode']:.0f} tokens/s decoding" if times["decode"] > 0 else ""
         reasons = ", ".join(sorted({output.finish_reason for output in outputs}))
-        print(f"{tokens} tokens ({reasons}) in {times['total']:.2f} s: {parts}{rate}", file=sys.stderr)
+        print(f"{counted(tokens, 'token')} ({reasons}) in {times['total']:.2f} s: {parts}{rate}", file=sys.stderr)
 
 
 def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

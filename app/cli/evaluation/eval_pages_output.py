@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from vlm.errors import counted
 from vlm_app.cli.errors import print_error
 from vlm_app.ocr.checks.rates import Rate, interval, mean_percent
 from vlm_app.ocr.checks.score import Score
@@ -14,7 +15,7 @@ def print_score(score: Score, most: int) -> None:
     """Prints a table of pass rates on stdout; on stderr what was not read or judged, and `most` of the failed checks at
     most."""
     _complain(score, most)
-    print(f"{score.source}, {len(score.readings)} pages, {len(score.results)} checks")
+    print(f"{score.source}, {counted(len(score.readings), 'page')}, {counted(len(score.results), 'check')}")
     _print_table(score)
     if len(files := score.files) > 1:
         print(f"mean of the files: {mean_percent(files.values()):.1f}% {_span(files.values())}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlm.errors import InputError
+from vlm.errors import InputError, counted
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.display.result_file import write_result
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
@@ -182,7 +182,7 @@ def _print(result: dict[str, Any]) -> None:
     for reason in result["left_out"]:
         print_error(f"left out: {reason}.")
     left_out = f" ({len(result['left_out'])} left out)" if result["left_out"] else ""
-    print(f"{result['model']}, {result['task']}, {result['pairs']} pairs{left_out}, {result['dtype']}")
+    print(f"{result['model']}, {result['task']}, {counted(result['pairs'], 'pair')}{left_out}, {result['dtype']}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 100).print(_table(result))
     if same := result.get("agreement"):
         print(f"token agreement {same['tokens']:.2f}%, texts with the same tokens {same['texts']:.2f}%")

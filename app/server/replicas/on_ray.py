@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from vlm.errors import EngineError, InputError
+from vlm.errors import EngineError, InputError, counted
 from vlm.parallel.environment import be_no_rank
 from vlm_app.core.listening import address, listener
 from vlm_app.core.load_options import LoadOptions
@@ -68,7 +68,8 @@ def replica_share(
     gpus = int(resources.get("GPU", 0))
     if gpus < count * ranks:
         raise InputError(
-            f"{count} replicas take {count * ranks} GPUs, the Ray cluster has {gpus}; give fewer --replicas, or cpu."
+            f"the Ray cluster has {counted(gpus, 'GPU')}, too few for {counted(count, 'replica')} of {ranks}; give"
+            " fewer --replicas, or cpu."
         )
     return {"num_gpus": ranks}
 

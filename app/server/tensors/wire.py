@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm.errors import InputError, LimitError, listed
+from vlm.errors import InputError, LimitError, counted, listed
 from vlm_app.core.names import is_utf8
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors.aliases import sent_names
@@ -68,7 +68,9 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
             raise InputError(f"input {name} was given twice.")
         inputs[name], rest = array, rest[num_bytes:]
     if len(rest):
-        raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
+        raise InputError(
+            f"{counted(len(rest), 'byte')} more than the tensors have came; binary_data_size and the data differ."
+        )
     parameters = read_parameters(head, "the request")
     binary = parameters.get("binary_data_output") is True
     return InferRequest(

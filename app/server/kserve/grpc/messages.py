@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from vlm.errors import InputError
+from vlm.errors import InputError, counted
 from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, outputs_to_send, request_from, to_bytes
 
 CONTENTS = {
@@ -31,7 +31,8 @@ def read(message: pb.ModelInferRequest) -> InferRequest:
     """Raises InputError with one sentence."""
     raw = list(message.raw_input_contents)
     if raw and len(raw) != len(message.inputs):
-        raise InputError(f"raw_input_contents has {len(raw)} entries for {len(message.inputs)} inputs; give one each.")
+        entries, inputs = counted(len(raw), "entry", "entries"), counted(len(message.inputs), "input")
+        raise InputError(f"raw_input_contents has {entries} for {inputs}; give one each.")
     inputs, data = [], []
     for number, tensor in enumerate(message.inputs):
         entry, content = _raw(tensor, raw[number]) if raw else _typed(tensor)
