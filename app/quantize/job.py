@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.artifacts.checkpoint import Checkpoint, check_output, scratch_beside
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.from_model import checkpoint_of
+from vlm.build.kinds import family_of
+from vlm.build.layers_ahead import roles_to_quantize
 from vlm.build.store import Source, locate
 from vlm.convert.quantized.export import export_compressed_tensors
 from vlm.convert.quantized.exportable import check_export_folder, check_exportable
@@ -23,6 +25,7 @@ from vlm.quantize.plan import Plan, plan_of
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.quantize.config import InputsConfig
 from vlm_app.quantize.engines import Engines
+from vlm_app.quantize.inputs import check_kind
 from vlm_app.quantize.measure import Decoded, decode, said, sequences
 from vlm_app.quantize.report import System, check_installed, compared
 from vlm_app.quantize.samples import Sample, Samples
@@ -55,6 +58,7 @@ class QuantizeJob:
         told at once before anything is computed."""
         check_output(self.out)
         samples, source = self._samples(), self._source()
+        self._check_ahead(source, samples)
         with scratch_beside(self.out) as scratch:
             checkpoint = checkpoint_of(source, scratch, self.progress)
             self._check_plan(plan_of(checkpoint, self.config), source)
@@ -89,6 +93,21 @@ class QuantizeJob:
         if self.export is not None:
             self._check_export(self.export, source)
         return source
+
+    def _check_ahead(self, source: Source, samples: Samples | None) -> None:
+        """Raises, before a long conversion, InputError for inputs of a kind that the model does not take, or that do
+        not reach what is quantized, and ConfigError for layers that the format cannot keep."""
+        drawn = [] if samples is None else samples.drawn
+        if (family := family_of(source.path, source.kind)) is not None:
+            for sample in drawn:
+                check_kind(family, sample)
+        roles = roles_to_quantize(source, self.config.quantization, self.config.quantization_options)
+        needs_images = self.config.needs_inputs and "visual" in (roles or ())
+        if needs_images and not any(sample.images or sample.messages for sample in drawn):
+            raise InputError(
+                f"--calibrate {self.inputs.calibrate} holds no images, and --ignore leaves the visual network to be"
+                " quantized, which reads them; give inputs with images, or name visual in --ignore, too."
+            )
 
     def _check_export(self, export: Path, source: Source) -> None:
         """Raises InputError for an export that there is no form for, CheckpointError for a place where none can be."""

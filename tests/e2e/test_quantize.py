@@ -138,6 +138,9 @@ def test_folded_scales_are_exported():
         ("mini-t5", ("--ignore", "head,nosuch"), "--ignore names nosuch, which no layer of the model matches; there"),
         ("mini-t5", ("--ignore", "encoder,decoder"), "--ignore names every layer"),
         ("mini-llava", ("--format", "w8a8", "--static-activations", "--ignore", "head", "--calibrate", "texts.txt"),
+         "--calibrate texts.txt holds no images, and --ignore leaves the visual network to be quantized, which reads"
+         " them; give inputs with images, or name visual in --ignore, too."),
+        ("mini-llava", ("--format", "w8a8", "--static-activations", "--ignore", "head", "--calibrate", "asked.jsonl"),
          "no calibration input reaches visual."),
     ],
 )  # fmt: skip
@@ -146,8 +149,32 @@ def test_what_cannot_be_quantized_is_told_in_a_sentence(folder, model, options, 
     (folder / "empty.jsonl").touch()
     (folder / "bad.jsonl").write_text("[1]\n")
     (folder / "texts.txt").write_text("A text.\nAnother one.\n")
+    (folder / "asked.jsonl").write_text('{"messages": [{"role": "user", "content": "What is it?"}]}\n')
     result = call("quantize", model, "-o", "q", "--device", "cpu", "--max-new-tokens", 4, *options)
     assert words in one_sentence(result)
+    assert not (folder / "q").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "model", "options", "words"),
+    [
+        ("quantize", "mini-t5", ("--format", "int4", "--group-size", "48"), "groups of 48 weights do not divide 256"),
+        ("quantize", "mini-t5", ("--format", "int4", "--ignore", "nosuch"), "--ignore names nosuch, which no layer"),
+        ("quantize", "mini-t5", ("--format", "gptq", "--calibrate", EXAMPLES / "page.png"), "t5 takes texts"),
+        ("quantize", "mini-nougat", ("--format", "gptq", "--calibrate", "texts.txt"), "nougat reads images"),
+        ("quantize", "mini-llava", ("--format", "w8a8", "--static-activations", "--ignore", "head", "--calibrate",
+                                    "texts.txt"), "--calibrate texts.txt holds no images"),
+        ("build", "mini-t5", ("--quantization", "int4", "--group-size", "48"), "groups of 48 weights do not"),
+        ("build", "mini-t5", ("--quantization", "int8", "--ignore", "nosuch"), "--ignore names nosuch, which no layer"),
+        ("build", "--random-weights", ("--arch", "t5-small", "--quantization", "int4", "--group-size", "48"),
+         "groups of 48 weights do not divide 512 inputs"),
+    ],
+)  # fmt: skip
+def test_what_a_config_tells_is_told_before_anything_is_converted(folder, monkeypatch, verb, model, options, words):
+    (folder / "texts.txt").write_text("A text.\nAnother one.\n")
+    monkeypatch.setattr("vlm.build.from_model.convert_folder", None)  # which would be a call of None
+    monkeypatch.setattr("vlm.build.random_checkpoint.write_checkpoint", None)
+    assert words in one_sentence(call(verb, model, "-o", "q", *options))
     assert not (folder / "q").exists()
 
 

@@ -81,7 +81,15 @@ def loads(monkeypatch):
 
 
 @pytest.fixture
-def cli(capsys, monkeypatch):
+def images(tmp_path, monkeypatch):
+    """Works in a folder that has the image files, which the fake pipeline reads the names of."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.png", "bad.png"):
+        (tmp_path / name).touch()
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, images):
     """Runs a command line -> (exit code, stdout, stderr)."""
     monkeypatch.delenv("VLM_DEBUG", raising=False)
     return functools.partial(ended, capsys)
@@ -311,7 +319,7 @@ def test_errors_become_sentences(cli, monkeypatch):
     assert cli("run", "--image", "a.png") == (130, "", "vlm: interrupted.\n")
 
 
-def test_debug_shows_the_traceback(monkeypatch):
+def test_debug_shows_the_traceback(monkeypatch, images):
     _failing(monkeypatch, OutOfMemoryError("too large."))
     monkeypatch.setenv("VLM_DEBUG", "")
     with pytest.raises(OutOfMemoryError):
@@ -429,3 +437,10 @@ def test_files_that_the_caller_has_closed(closed, code, out, err):
         check=False,
     )
     assert (found.returncode, found.stderr.strip()) == (code, err) and (out == "" or out in found.stdout)
+
+
+@pytest.mark.parametrize("verb", ["run", "encode"])
+def test_an_image_that_is_not_there_is_told_before_a_model_is_loaded(cli, loads, verb):
+    for name, reason in (("gone.png", "does not exist"), (".", "is a folder")):
+        told = cli(verb, "--image", "a.png", "--image", name, "--model", "mini-nougat")
+        assert told == (2, "", f"vlm: {name} {reason}; give the path of an image file.\n") and not loads

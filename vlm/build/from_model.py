@@ -11,6 +11,7 @@ from pathlib import Path
 from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, is_checkpoint, scratch_beside
 from vlm.artifacts.manifest import WHAT
 from vlm.build.builder import build_engine, check_backend
+from vlm.build.layers_ahead import roles_to_quantize
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
 from vlm.convert.adapters.completed_base import completed_base, completes
@@ -114,6 +115,7 @@ def build_model(
     source = locate(model, progress=progress)
     if source.kind == "engine":
         raise InputError(f"{model} is an engine already; build from its checkpoint or model folder.")
+    roles_to_quantize(source, config.quantization, config.quantization_options)  # refused before a conversion
     with engine_scratch(Path(out)) as scratch:
         checkpoint = checkpoint_of(source, scratch, progress)
         return build_engine(checkpoint, Path(out), config, workers=workers, progress=progress).path

@@ -55,8 +55,6 @@ def load_image(
     Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`. Takes less
     than 24 bytes of memory a pixel, beside the file's own size.
     """
-    if isinstance(source, str) and not source:
-        raise ImageError("the image's name is empty; give the path of an image file.", "missing")
     name = str(source) if isinstance(source, str | Path) else "the image"
     if isinstance(source, Rendered):
         source = source.picture(detail)
@@ -118,7 +116,15 @@ def _stream(source: bytes | BinaryIO) -> BinaryIO:
     return file if seekable else io.BytesIO(file.read(MAX_IMAGE_BYTES + 1))
 
 
+def check_opens(path: str | Path) -> None:
+    """Raises ImageError for a file that is not there, is a folder, or may not be read; what it holds is not looked
+    at."""
+    _file(path, str(path)).close()
+
+
 def _file(path: str | Path, name: str) -> BinaryIO:
+    if not name:
+        raise ImageError("the image's name is empty; give the path of an image file.", "missing")
     try:
         return open_regular(path)
     except FileNotFoundError:

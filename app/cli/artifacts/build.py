@@ -16,7 +16,7 @@ from vlm.ranges import Range, at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.options.groups import BUILD, Group, takes
-from vlm_app.core.architecture import read_arch
+from vlm_app.core.architecture import hf_config, read_arch
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,12 @@ def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, 
 def _build_random(arch: str, out: Path, config: BuildConfig, random: RandomOptions, write: dict[str, Any]) -> Path:
     from vlm.build.builder import build_engine, check_backend
     from vlm.build.from_model import engine_scratch
+    from vlm.build.layers_ahead import roles_of_config
     from vlm.build.random_checkpoint import random_checkpoint
 
     check_backend(config)
+    if config.quantization is not None:
+        roles_of_config(hf_config(arch), config.quantization, config.quantization_options)  # before weights are drawn
     with engine_scratch(out) as scratch:
         folder = scratch / "checkpoint"
         checkpoint = random_checkpoint(read_arch(arch), folder, dtype=config.dtype, **random.values)

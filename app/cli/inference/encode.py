@@ -79,6 +79,7 @@ def encode(
     sources = [replace(s, fields={**options.adapter, **each}) for s, each in zip(sources, inputs, strict=True)]
     if image and any("lora" in source.fields for source in sources):
         raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
+    _check_open(image or ())
     pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
@@ -107,6 +108,15 @@ def _sources(texts: list[str], images: list[str]) -> list[Source]:
     if len(sources) == 1 and sources[0].error:
         raise InputError(f"{sources[0].place}: {sources[0].error}.")
     return sources
+
+
+def _check_open(images: Sequence[str]) -> None:
+    """Raises ImageError for a file that is not there, before a model is loaded."""
+    if images:
+        from vlm.processing.images import check_opens
+
+        for name in images:
+            check_opens(name)
 
 
 def _each(pipeline: Pipeline, sources: Sequence[Source], options: dict[str, Any]) -> Iterator[tuple[int, Encoding]]:

@@ -181,11 +181,16 @@ def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> No
 
 
 def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
-    """Returns the source itself where it is a picture; of a document, and of anything with --pages, its pages."""
+    """Returns the source itself where it is a picture; of a document, and of anything with --pages, its pages. Raises
+    ImageError and DocumentError for a file that is not there."""
     from vlm.processing.documents import document_pages, has_pages
+    from vlm.processing.images import check_opens
 
-    is_document = has_pages(source) or (pages is not None and isinstance(source, str))
-    return [*document_pages(source, pages)] if is_document else [source]
+    if has_pages(source) or (pages is not None and isinstance(source, str)):
+        return [*document_pages(source, pages)]
+    if isinstance(source, str):
+        check_opens(source)
+    return [source]
 
 
 def _bytes_of_stdin() -> bytes:

@@ -1,0 +1,35 @@
+"""Which layers a quantization changes or cannot keep, as a config.json tells: before a long conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.quantization_files import quantizations
+from vlm.build.store import Source
+from vlm.convert.roles import role_configs
+from vlm.convert.values import invalid_values
+from vlm.layers.quant.methods import quantization_of
+from vlm.registry.catalogs import match_family, model_spec
+from vlm.registry.quantized_weights import check_ignored, quantized_layers
+
+
+def roles_to_quantize(source: Source, name: str | None, options: Mapping[str, Any]) -> list[str] | None:
+    """Returns the roles of a source as `roles_of_config` does; None where its conversion alone tells: of a checkpoint,
+    of another program's model, and of weights that are quantized already."""
+    if name is None or source.kind != "hf" or quantizations(ModelFiles.from_path(source.path)):
+        return None
+    with invalid_values(source.path):
+        return roles_of_config(HFFolder(source.path).config, name, options)
+
+
+def roles_of_config(config: dict[str, Any], name: str, options: Mapping[str, Any]) -> list[str]:
+    """Returns the roles of the networks that a quantization, as a manifest says it, changes in the model of a Hugging
+    Face config.json. Raises ConfigError for a layer that the method cannot keep, and as check_ignored."""
+    spec = match_family(config)
+    configs, models = role_configs(spec, config), {role: each.model for role, each in spec.roles.items()}
+    check_ignored(options.get("ignore"), models, configs)
+    kept = quantization_of(name, options)
+    return [r for r, model in models.items() if quantized_layers(model_spec(model), configs[r], kept.of_role(r))]
