@@ -268,8 +268,9 @@ def test_fewer_tokens_of_hugging_face(tmp_path, capsys):
 def test_what_hugging_face_does_not_know_has_no_baseline(tmp_path, capsys):
     options = ["--input-output-len", "6,4", "--repeats", 1, "--device", "cpu"]
     assert not bench("prompt", "--arch", written(NEXT, tmp_path), "--random-weights", *options)
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
     assert "there is nothing that it could load" in shown and "The same tokens" not in shown and "–" in shown
+    assert "warning: Hugging Face will not be measured: transformers has no class for " in told
 
 
 def test_every_prompt_is_new(tmp_path):

@@ -317,6 +317,18 @@ def test_texts_of_many_lengths(arch, tmp_path, capsys):
     assert dict(zip(header, told, strict=True))["in"] == "3-9"
 
 
+@pytest.mark.parametrize(("options", "is_told"), [((), True), (("--no-hf",), False)])
+def test_an_engine_has_no_baseline_which_is_told(options, is_told, tmp_path, capsys):
+    engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", BuildConfig()).path
+    sizes = ("--batch-size", 1, "--input-output-len", "6,4", "--repeats", 1, "--device", "cpu")
+    assert not bench("text", "--model", engine, *sizes, *options)
+    told = (
+        f"vlm: warning: Hugging Face will not be measured: {engine} is no Hugging Face folder; to measure beside it,"
+        " give --model the folder or Hub id that it was made of.\n"
+    )
+    assert (told in capsys.readouterr().err) == is_told
+
+
 def test_an_engine_must_hold_the_rows(tmp_path):
     """Else a batch would be cut in parts and count as one."""
     build = BuildConfig(max_batch_size=4, max_seq_len=16, max_encoder_input_len=8)

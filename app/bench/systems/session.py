@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from vlm.backends.base import Layout
 from vlm.backends.devices import first_device, of_rank
 from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, VlmWarning, listed
 from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
@@ -122,10 +123,24 @@ def prepare_session(
         session_config = dataclasses.replace(config, device=str(device), **own)
         sizes = {name: _size(path) for name, path in subject.engines.items()}
         folder = subject.folder if config.beside_others else None
+        if config.beside_others and folder is None:
+            _warn_of_absent(config)
         yield Session(
             session_config, config.runtime, device, build.dtype, engines=engines, engine_bytes=sizes, folder=folder,
             say=say,
         )  # fmt: skip
+
+
+def _warn_of_absent(config: SubjectConfig) -> None:
+    """Says, before minutes are spent, which programs cannot take part, and what they could load."""
+    others = [HF] * config.hf + [RIVAL] * (getattr(config, "ctranslate2", None) is not None)
+    reason = f"transformers has no class for {config.subject}"
+    if config.model is not None:
+        reason = (
+            f"{config.subject} is no Hugging Face folder; to measure beside it, give --model the folder or Hub id that"
+            " it was made of"
+        )
+    warnings.warn(f"{' and '.join(others)} will not be measured: {reason}.", VlmWarning, stacklevel=2)
 
 
 def _size(engine: Path) -> int:
