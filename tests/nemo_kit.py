@@ -141,6 +141,25 @@ class GPTNext:
         return folder
 
     # --- as NeMo saves it ---
+    def unpacked_ptuning(self, folder: Path, layers: dict[str, torch.Tensor], *, ranks: int = 1, stages: int = 1,
+                         root: str = "model.language_model", **more) -> Path:  # fmt: skip
+        """The content of an archive of `peft_scheme: ptuning`; `layers`: what the adapter keeps, by its own names."""
+        folder.mkdir(parents=True)
+        cut = {"first.weight": 0, "first.bias": 0, "second.weight": 1}
+        tuning = {"virtual_tokens": len(layers.get("embedding.weight", ())) or None, "bottleneck_dim": 8}
+        said = {"peft": {"peft_scheme": "ptuning", "p_tuning": tuning}, "restore_from_path": "/models/gpt.nemo",
+                "data": {"train_ds": {"prompt_template": "{input} {output}", "add_bos": False}}}  # fmt: skip
+        (folder / "model_config.yaml").write_text(self.yaml(**said | more))
+        for rank in range(ranks):
+            own = {n: x.chunk(ranks, cut[n])[rank].clone() if n in cut else x for n, x in layers.items()}
+            for stage in range(stages):
+                name = f"tp_rank_{rank:02d}_pp_rank_{stage:03d}" if stages > 1 else f"mp_rank_{rank:02d}"
+                place = folder / name if ranks * stages > 1 else folder
+                place.mkdir(exist_ok=True)
+                state = {} if stage else {f"{root}.adapter_layer.ptuning_adapter.{n}": x for n, x in own.items()}
+                torch.save(state, place / "model_weights.ckpt")
+        return folder
+
     def yaml(self, **more) -> str:
         own = ("model_type", "vocab_size", "eos_token_id")
         kept = {name: value for name, value in self.config.items() if name not in own}

@@ -13,7 +13,7 @@ from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 import vlm
 from tests import ft_kit, tiny
 from tests.cli_kit import call
-from tests.nemo_kit import GPTNext, gpt2_files
+from tests.nemo_kit import GPTNext, archive, gpt2_files
 from tests.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
 from tests.parity.test_nemo import GPT2_LIKE
 from tests.parity.test_nemo_t5 import PIECES, TEXTS
@@ -113,6 +113,35 @@ def test_gpts(options, tmp_path):
     for one, out in zip(inputs, pipe.generate(inputs, max_new_tokens=NEW), strict=True):
         own = rows.get(one["task"])
         assert out.token_ids == model.continued(pipe.tokenizer.encode(one["raw_prompt"]), NEW, ids=42, rows=own)
+
+
+def prompt_encoder(generator: torch.Generator, rows: int = 4) -> dict[str, torch.Tensor]:
+    """What NeMo's PromptEncoderAdapter keeps; its table is of an older step."""
+    sizes = {"embedding.weight": (rows, 6), "first.weight": (8, 6), "first.bias": (8,), "second.weight": (32, 8),
+             "second.bias": (32,), "inference_table": (rows, 32)}  # fmt: skip
+    return {name: torch.randn(*size, generator=generator) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"ranks": 2}, {"ranks": 2, "stages": 2}, {"root": "model.embedding", "mcore_gpt": True},
+    {"root": "model.module.language_model"},
+])  # fmt: skip
+def test_p_tuning_of_peft_of_gpts(options, tmp_path):
+    """The rows are what its two layers make of the embedding, as NeMo has them when it answers."""
+    model = GPTNext(seed=3)
+    build_model(model.unpacked(tmp_path / "content", gpt2_files(tmp_path)), tmp_path / "engine")
+    layers = prompt_encoder(torch.Generator().manual_seed(1))
+    content = model.unpacked_ptuning(tmp_path / "tuned", layers, **options)
+    result = call("convert", archive(content, tmp_path / "tuned.nemo"), "-o", tmp_path / "tables")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (0, "task 0: ptuning, 4 rows"), result.stderr
+    inner = torch.nn.functional.gelu(
+        layers["embedding.weight"] @ layers["first.weight"].T + layers["first.bias"], approximate="tanh"
+    )
+    rows = inner @ layers["second.weight"].T + layers["second.bias"]
+    pipe = vlm.load(tmp_path / "engine", device="cpu", prompt_table=tmp_path / "tables")
+    for text in TEXTS:
+        want = model.continued(pipe.tokenizer.encode(text), NEW, ids=42, rows=rows)
+        assert pipe.generate(raw_prompt=text, task="ptuning", max_new_tokens=NEW).token_ids == want
 
 
 @pytest.mark.parametrize(("family", "kind"), [

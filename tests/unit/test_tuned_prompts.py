@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli_kit import call
+from tests.cli_kit import call, one_sentence
 from tests.lora_kit import adapter_folder
-from tests.nemo_kit import archive
+from tests.nemo_kit import GPTNext, archive
 from tests.nemo_t5_kit import tuned_prompts
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
 from vlm.build.store import resolve
-from vlm.errors import CheckpointError, InputError, VlmWarning
+from vlm.errors import CheckpointError, ConfigError, InputError, VlmWarning
 from vlm.processing.input_fields import read_table
 from vlm.processing.processor import Processor
 from vlm.requests import prompt_table
@@ -57,6 +57,47 @@ def test_half_precision_and_several_ranks(tmp_path):
     [prompt] = PromptTables.open(tmp_path / "tables").prompts
     assert prompt.rows.dtype == np.float32
     torch.testing.assert_close(torch.from_numpy(prompt.rows), TABLES["squad"].bfloat16().float())
+
+
+TABLE = torch.randn(4, 32)
+FT_TABLE = "inference_table.prompt_table.taskname.prompt_embeddings.weight"
+TRAIN = {"data": {"train_ds": {"add_bos": True, "add_sep": True}}}
+LEARNED = {"position_embedding_type": "learned_absolute"}
+
+
+@pytest.mark.parametrize("name", ["inference_table", FT_TABLE])
+def test_rows_of_peft_that_were_made_before(name, tmp_path):
+    content = GPTNext().unpacked_ptuning(tmp_path / "content", {name: TABLE})
+    convert_model(content, tmp_path / "tables")
+    [prompt] = PromptTables.open(tmp_path / "tables").prompts
+    assert (prompt.name, prompt.template, prompt.suffix, prompt.ends) == ("ptuning", "{input} {output}", "", False)
+    torch.testing.assert_close(torch.from_numpy(prompt.rows), TABLE)
+
+
+@pytest.mark.parametrize(("layers", "more", "words"), [
+    ({}, {}, "holds no rows of tuned prompts .ptuning_adapter.; give the .nemo file that NeMo wrote at the end"),
+    ({"inference_table": 0 * TABLE}, {}, "holds no rows of tuned prompts"),
+    ({"inference_table": TABLE / 0}, {}, "holds NaN or infinity among its rows"),
+    ({"inference_table": TABLE}, {"peft": {"peft_scheme": "ptuning", "p_tuning": {"virtual_tokens": 5}}},
+     "holds 4 rows of tuned prompts, its virtual_tokens is 5"),
+    ({"embedding.weight": TABLE, "first.weight": TABLE, "first.bias": TABLE[0], "second.weight": TABLE,
+      "second.bias": TABLE[0]}, {}, "the layers that make the rows do not fit each other"),
+    ({"inference_table": TABLE}, LEARNED, "position_embedding_type is 'learned_absolute', which here is added to the"),
+    ({"inference_table": TABLE}, TRAIN, "data.train_ds.add_bos is True; data.train_ds.add_sep is True. Run them with"),
+    ({"inference_table": TABLE}, {"apply_embedding_scaling": True}, "apply_embedding_scaling is True"),
+    ({"inference_table": TABLE}, {"peft": {"peft_scheme": "lora,ptuning"}}, "an adapter alone .lora,ptuning."),
+])  # fmt: skip
+def test_rows_of_peft_that_cannot_be_used(layers, more, words, tmp_path):
+    content = GPTNext().unpacked_ptuning(tmp_path / "content", layers, **more)
+    with pytest.raises((CheckpointError, ConfigError), match=words):
+        convert_model(content, tmp_path / "tables")
+    assert not (tmp_path / "tables").exists()
+
+
+def test_rows_of_peft_are_no_model(tmp_path):
+    path = archive(GPTNext().unpacked_ptuning(tmp_path / "content", {"inference_table": TABLE}), tmp_path / "p.nemo")
+    told = one_sentence(call("run", "--raw-prompt", "a", "--model", path))
+    assert "tuned prompts alone" in told and "give that with --prompt-table, --model being /models/gpt.nemo" in told
 
 
 def test_rows_that_stand_elsewhere_in_a_template(tmp_path):

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from llm_engines.converters.nemo import gpt, ia3, prompts, t5
+from llm_engines.converters.nemo import gpt, ia3, prompts, ptuning, t5
 from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, distributed, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables
@@ -26,7 +26,7 @@ def convert(
     """
     with opened(source, out) as folder, tempfile.TemporaryDirectory() as scratch:
         config = read_config(folder / CONFIG)
-        for beside in (prompts, ia3) if tuned else ():
+        for beside in (prompts, ptuning, ia3) if tuned else ():
             if beside.is_here(config):
                 return beside.convert(folder, config, Path(out))
         kind = KINDS[_kind(folder / CONFIG, config)]
@@ -62,7 +62,7 @@ def _kind(path: Path, config: dict[str, Any]) -> str:
             f"{path} is of (IA)3 alone, which is no model; vlm convert makes a folder of PEFT's of it; give that as an"
             f" adapter, --model being {base}."
         )
-    if prompts.is_here(config):
+    if prompts.is_here(config) or ptuning.is_here(config):
         raise ConfigError(
             f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; vlm convert makes a folder"
             f" of them; give that with --prompt-table, --model being {base}."

@@ -24,6 +24,8 @@ CUT = (
     (re.compile(r".*\.(word_embeddings|output_layer|tokens_head)\.(weight|bias)"), 0),
     (re.compile(r".*\.(query_key_value|query|key_value|dense_h_to_4h|dense_h_to_4h_2)\.(weight|bias)"), 0),
     (re.compile(r".*_infused_adapter\.scalers"), 0),
+    (re.compile(r".*\.ptuning_adapter\.first\.(weight|bias)"), 0),
+    (re.compile(r".*\.ptuning_adapter\.second\.weight"), 1),
     (re.compile(r".*\.(self_attention\.dense|inter_attention\.dense|dense_4h_to_h)\.weight"), 1),
 )
 COPIES = {"model.word_embeddings.weight", "enc_dec_model.word_embeddings.weight"}
