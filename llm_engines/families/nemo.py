@@ -35,4 +35,11 @@ def gpt_next() -> dict[str, Any]:
     }
 
 
-CONVERTER = ConverterRef("nemo", "NeMo", "llm_engines.converters.nemo.convert:convert", _is_nemo, ("tuned",))
+CONVERTER = ConverterRef(
+    "nemo",
+    "NeMo",
+    "llm_engines.converters.nemo.convert:convert",
+    _is_nemo,
+    options=("tuned",),
+    holds="llm_engines.converters.nemo.convert:beside_model",
+)

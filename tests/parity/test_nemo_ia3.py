@@ -50,6 +50,9 @@ def test_requests_name_it_beside_its_t5(tmp_path):
     content = nemo.unpacked(tmp_path / "t5", bert_file(tmp_path), tokenizer=PIECES)
     nemo.draw_scales()
     scales = archive(nemo.unpacked_scales(tmp_path / "scales"), tmp_path / "ia3.nemo")
+    shown = call("inspect", scales).stdout
+    assert "nemo archive of an adapter" in shown and f"vlm convert {scales} -o ia3.adapter" in shown
+    assert "--lora ia3.adapter" in shown
     assert call("convert", scales, "-o", tmp_path / "boolq").exit_code == 0
     pipe = pipeline(archive(content, tmp_path / "t5.nemo"), tmp_path, lora=(f"boolq={tmp_path / 'boolq'}",))
     inputs = [{"text": text, "lora": name} for text in TEXTS for name in (None, "boolq")]

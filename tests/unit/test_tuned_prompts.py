@@ -94,6 +94,22 @@ def test_rows_of_peft_that_cannot_be_used(layers, more, words, tmp_path):
     assert not (tmp_path / "tables").exists()
 
 
+@pytest.mark.parametrize("make", [
+    lambda folder: tuned_prompts(folder, TABLES),
+    lambda folder: GPTNext().unpacked_ptuning(folder, {"inference_table": TABLE}),
+])  # fmt: skip
+def test_inspect_says_how_an_archive_of_prompts_is_used(make, tmp_path, monkeypatch):
+    folder = make(tmp_path / "content")
+    path, out = archive(folder, tmp_path / "squad.nemo"), "squad.prompts"
+    monkeypatch.setattr("llm_engines.converters.nemo.weights.read_nested_pickle", None)  # no weights are read
+    described = json.loads(call("inspect", path, "--json").stdout)
+    assert described == {
+        "kind": "nemo archive of tuned prompts, no model but what is given beside one", "path": str(path),
+        "next": f"vlm convert {path} -o {out}", "then": f"vlm run --text TEXT --model MODEL --prompt-table {out}",
+    }  # fmt: skip
+    assert "nemo folder of tuned prompts" in call("inspect", folder).stdout
+
+
 def test_rows_of_peft_are_no_model(tmp_path):
     path = archive(GPTNext().unpacked_ptuning(tmp_path / "content", {"inference_table": TABLE}), tmp_path / "p.nemo")
     told = one_sentence(call("run", "--raw-prompt", "a", "--model", path))

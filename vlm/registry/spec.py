@@ -61,6 +61,12 @@ class ModelSpec(Generic[C]):
         return module.eval().requires_grad_(False)
 
 
+def _named(target: str) -> Any:
+    """Imports what `module:attribute` names."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 @dataclass(frozen=True)
 class ModelRef:
     """Names a ModelSpec without importing it: `module:attribute`."""
@@ -69,8 +75,7 @@ class ModelRef:
     target: str
 
     def load(self) -> ModelSpec:
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _named(self.target)
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,16 @@ class ConverterRef:
     target: str  # `module:function`, (path, out, *, progress) -> Checkpoint, or what else was `tuned`
     matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
     options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"; "tuned": may it be beside a model, and no model?
+    # `module:function` of one that takes what was "tuned": path -> "tuned prompts" or "an adapter"; None: a model
+    holds: str | None = None
 
     def load(self) -> Callable[..., Any]:
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _named(self.target)
+
+    def beside_model(self, path: Path) -> str | None:
+        """Returns what was tuned beside a model, where a folder or file is that; None where it is a model. Raises
+        CheckpointError and ConfigError for what is none of both."""
+        return None if self.holds is None else _named(self.holds)(path)
 
 
 @dataclass(frozen=True)

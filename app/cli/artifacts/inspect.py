@@ -145,12 +145,20 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 def describe_foreign(path: Path) -> dict[str, Any]:
     """Returns what reads a folder or file of another program."""
-    from vlm.build.kinds import kind_of
+    from vlm.registry.catalogs import converter_of
 
+    converter = converter_of(path)
+    assert converter is not None  # else it is no folder or file of another program
+    kind = f"{converter.name} {'folder' if path.is_dir() else 'archive'}"
+    if (held := converter.beside_model(path)) is None:
+        return {"kind": kind, "path": str(path), "next": f"vlm convert {path} -o {path.name}.checkpoint"}
+    out = f"{path.stem}.{held.split()[-1]}"  # model.prompts, model.adapter
+    option = f"--lora {out}" if held == "an adapter" else f"--prompt-table {out}"
     return {
-        "kind": f"{kind_of(path)} {'folder' if path.is_dir() else 'archive'}",
+        "kind": f"{kind} of {held}, no model but what is given beside one",
         "path": str(path),
-        "next": f"vlm convert {path} -o {path.name}.checkpoint",
+        "next": f"vlm convert {path} -o {out}",
+        "then": f"vlm run --text TEXT --model MODEL {option}",
     }
 
 

@@ -25,18 +25,25 @@ MOST_YAML = 2**18  # bytes; published ones have some 20 KB
 
 
 @contextlib.contextmanager
-def opened(source: Path, out: Path) -> Iterator[Path]:
+def opened(source: Path, out: Path, alone: str | None = None) -> Iterator[Path]:
     """Yields the folder itself, or one with an archive's content for as long as it is needed, beside `out`: the
-    temporary directory of the system may be small. Errors name the source."""
+    temporary directory of the system may be small. `alone`: the only file that is needed. Errors name the source."""
     if source.is_dir():
         yield source
         return
     with _scratch(out) as scratch:
         try:
-            _unpack(source, Path(scratch))
+            _unpack(source, Path(scratch), alone)
             yield Path(scratch)
         except VlmError as error:
             raise type(error)(str(error).replace(scratch, str(source))) from None
+
+
+def config_of(source: Path) -> dict[str, Any]:
+    """Reads the configuration of a folder, or of an archive, of which nothing else is unpacked. CheckpointError as of
+    `opened` and `read_config`."""
+    with opened(source, Path(tempfile.gettempdir()) / "nemo", alone=CONFIG) as folder:
+        return read_config(folder / CONFIG)
 
 
 def _scratch(out: Path) -> tempfile.TemporaryDirectory[str]:
@@ -47,12 +54,15 @@ def _scratch(out: Path) -> tempfile.TemporaryDirectory[str]:
         raise CheckpointError(f"{out} cannot be written: {error.strerror}.") from None
 
 
-def _unpack(archive: Path, folder: Path) -> None:
+def _unpack(archive: Path, folder: Path, alone: str | None) -> None:
     """Members that are no plain files and folders below `folder` are refused; nothing is executed."""
     try:
         with open_archive(archive) as tar:
             for member in _members(tar, archive):
-                extract(tar, member, archive, folder)
+                if alone is None or PurePosixPath(member.name) == PurePosixPath(alone):
+                    extract(tar, member, archive, folder)
+                    if alone is not None:
+                        return
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise CheckpointError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_engines.converters.nemo import gpt, ia3, prompts, ptuning, t5
-from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, distributed, opened, read_config
+from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, config_of, distributed, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.errors import CheckpointError, ConfigError, listed
@@ -41,6 +41,18 @@ def convert(
             processor_files=tokenizer.paths,
             progress=progress,
         )
+
+
+def beside_model(source: Path) -> str | None:
+    """Returns what was tuned beside a model, where an archive or its folder is that; None where it is a model.
+    Raises CheckpointError and ConfigError for what is neither."""
+    config = config_of(source)
+    if prompts.is_here(config) or ptuning.is_here(config):
+        return "tuned prompts"
+    if ia3.is_here(config):
+        return "an adapter"
+    _kind(source, config)
+    return None
 
 
 def _check_core(folder: Path, config: dict[str, Any]) -> None:
