@@ -60,10 +60,15 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     class of ByT5 makes of texts."""
     end = tokenizer.token_to_id("</s>")
     if end is None or tokenizer.token_to_id("<2en>") is None:
-        of_bytes = is_byte_tokenizer(settings)
-        return TokenizerRules(cleans_up_bpe=of_bytes, drops_half_characters=of_bytes)
+        return byte_rules(tokenizer, settings)
     codes = {match[1]: i for token, i in tokenizer.get_vocab().items() if (match := MADLAD.fullmatch(token))}
     return TokenizerRules(Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=("<2", ">")))
+
+
+def byte_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
+    """Returns what Hugging Face's class of ByT5 makes of texts, where it is that."""
+    of_bytes = is_byte_tokenizer(settings)
+    return TokenizerRules(cleans_up_bpe=of_bytes, drops_half_characters=of_bytes, ends_once=of_bytes)
 
 
 T5_ENCODER = FamilySpec(
@@ -74,6 +79,7 @@ T5_ENCODER = FamilySpec(
     },
     matches=_is_t5_encoder,
     inputs=("text",),
+    tokenizer_rules=byte_rules,
     make_tokenizer=make_tokenizer,
 )
 

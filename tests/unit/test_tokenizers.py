@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
@@ -23,6 +24,23 @@ from vlm.registry.tokenizer_rules import no_rules
 from vlm.requests.sampling_params import SamplingParams
 
 TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", ["t5", "t5-encoder"])
+def test_a_text_of_bytes_that_ends_itself_is_not_ended_twice(family, side, tmp_path):
+    theirs = ByT5Tokenizer(truncation_side=side)
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer(125))
+    config = {"tokenizer_class": "ByT5Tokenizer", "truncation_side": side}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_dir(tmp_path, families()[family].tokenizer_rules)
+    texts = ["a house", "a house</s>", "a house </s>  ", "</s>", "a</s></s>", "a</s> house", "a<pad>", "a </s>b</s>"]
+    for text in texts:
+        with warnings.catch_warnings(action="ignore"):  # of theirs, that there may be two in future versions
+            assert tokenizer.encode_source(text) == theirs(text).input_ids, text
+            for most in range(2, 9):
+                want = theirs(text, truncation=True, max_length=most).input_ids
+                assert tokenizer.encode_source(text, limit=most) == want, (text, most)
 
 
 def test_bytes_as_byt5_has_them():

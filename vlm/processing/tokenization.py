@@ -68,7 +68,7 @@ class Tokenizer:
         before signs."""
         self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
         self.pair, self.tasks, self._shown = rules.pair, rules.tasks, rules.shown
-        self._drops_half_characters = rules.drops_half_characters
+        self._drops_half_characters, self._ends_once = rules.drops_half_characters, rules.ends_once
         self._warnings_left = MOST_WARNINGS
         own = (fast.truncation or {}).get("direction", "right")
         self.truncation_side = truncation_side or own
@@ -222,10 +222,12 @@ class Tokenizer:
         whole = f"{body} {self.split(suffix)}".rstrip() if self.splitter else head + body + suffix
         before, after = self._around_source(language)
         if limit is None:
-            return [*before, *self._ids(whole), *after]
-        pieces = self.pieces(whole)
-        over = len(pieces) + len(before) + len(after) - limit
-        return [*before, *ids_without(pieces, over, (len(head), len(head + body)), self.truncation_side), *after]
+            ids = self._ids(whole)
+        else:
+            pieces = self.pieces(whole)
+            over = len(pieces) + len(before) + len(after) - limit
+            ids = ids_without(pieces, over, (len(head), len(head + body)), self.truncation_side)
+        return [*before, *ids, *(() if self._ends_once and ids[-1:] == after else after)]
 
     def _around_source(self, language: str | None) -> tuple[list[int], list[int]]:
         """Returns the special tokens before and after a text of a language."""

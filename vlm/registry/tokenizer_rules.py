@@ -95,6 +95,7 @@ class TokenizerRules:
     tasks: TaskPrompts | None = None  # of a model that is told what to do by where its output begins
     shown: frozenset[str] = frozenset()  # special tokens that texts keep
     drops_half_characters: bool = False  # bytes that make no character are left out of texts, not shown as U+FFFD
+    ends_once: bool = False  # a text that ends in its end token, as it is or where it is cut, gets no second one
     cleans_up_bpe: bool = False  # where the settings say that texts are cleaned up, those of BPE are, too
 
 
