@@ -6,6 +6,7 @@ import contextlib
 import json
 import urllib.request
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 
 TEXTS = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
+STATES_IN_BF16 = ('"output_hidden_state" data_type: TYPE_FP32', '"output_hidden_state" data_type: TYPE_BF16')
 PATHS = {name: str(packaged_models()[f"mini-{name}"]) for name in ("t5",)}
 
 
@@ -53,6 +55,7 @@ def subject(tmp_path_factory):
         encoder=ft_kit.t5_encoder(model_checkpoint_path=str(folder / "whole"), data_type="fp32"),
         alone=ft_kit.t5_encoder(model_checkpoint_path=str(folder / "encoder"), data_type="fp16"),
         texts=ft_kit.t5_encoder(model_checkpoint_path=PATHS["t5"], data_type="bf16"),
+        brain=ft_kit.t5_encoder(model_checkpoint_path=PATHS["t5"], data_type="bf16").replace(*STATES_IN_BF16),
         gpt=ft_kit.gpt(model_checkpoint_path=str(folder / "gpt2"), data_type="fp32"),
     )
     with served(models) as (found, client):
@@ -148,6 +151,20 @@ def test_an_encoder_gives_states_and_attentions(subject, name, dtype, atol):
     pipeline = found.service(name).pipeline
     held = sum(p.numel() for p in pipeline.llm.encoders.encoder.parameters())
     assert held == sum(p.numel() for p in encoder.parameters()) and not hasattr(pipeline.llm, "executor")
+
+
+def test_an_encoder_in_bfloat16_gives_it_where_that_is_declared(subject):
+    """Else FP32, as JSON has no BF16."""
+    _, client, _ = subject
+    asked = batch([[5, 6, 1]]) | {"is_return_attentions": np.ones((1, 1), bool)}
+    wide, own = infer(client, "texts", asked), infer(client, "brain", asked)
+    for name in ("output_hidden_state", "output_attentions"):
+        assert (wide[name].dtype, own[name].dtype) == (np.float32, ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(own[name], wide[name].astype(ml_dtypes.bfloat16))
+    shown = {each["name"]: each["datatype"] for each in client.get_model_metadata("brain")["outputs"]}
+    assert set(shown.values()) == {"BF16"}
+    with pytest.raises(InferenceServerException, match="output_hidden_state is BF16, of which JSON has no values"):
+        infer(client, "brain", asked, binary=False, outputs=["output_hidden_state"])
 
 
 def test_both_names_of_the_states_are_known(subject):

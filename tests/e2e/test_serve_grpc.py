@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -123,6 +124,19 @@ def test_ids_texts_and_images_give_what_the_model_gives(client):
     found = client.infer("mini-llava", [text(SIGN), image], outputs=wanted, compression_algorithm="gzip")
     assert found.as_numpy("text_output")[0, 0].decode() == llava.generate(images=[SCENE], prompt=SIGN).text
     assert found.as_numpy("output_ids") is None
+
+
+def test_floats_come_in_bfloat16(client):
+    t5 = alone("mini-t5")
+    rows = np.random.default_rng(0).normal(size=(1, 3, t5.config.hidden_size)).astype(ml_dtypes.bfloat16)
+    ids = tensor("input_ids", np.array([t5.request(TEXT).encoder_input_ids], np.uint32))
+    logprobs = tensor("is_return_log_probs", np.ones((1, 1), bool))
+    wide, own = (
+        client.infer("mini-t5", [ids, tensor("request_prompt_embedding", each), logprobs]).as_numpy("output_log_probs")
+        for each in (rows.astype(np.float32), rows)
+    )
+    assert wide.size
+    np.testing.assert_array_equal(own, wide)
 
 
 def test_an_asynchronous_call_answers_its_callback_and_can_be_cancelled(client, served, monkeypatch):
@@ -364,12 +378,13 @@ def test_the_size_of_raw_contents_may_stand_beside_them(stub):
     [
         (message(), "nothing to work on"),
         (message(ids()), "0 values"),
-        (message(ids(), raw=(U4, U4)), "2 entries for 1 inputs"),
+        (message(ids(), raw=(U4, U4)), "2 entries for 1 input;"),
         (message(ids(), raw=(U4[:-1],)), "no multiple of 4"),
         (message(ids(), raw=(U4[:-4],)), "2 values"),
         (message(ids(shape=[-1, 3]), raw=(U4,)), "needs a shape"),
         (message(ids(shape=[2**62, 2**62]), raw=(U4,)), "input_ids"),
-        (message(ids(datatype="BF16"), raw=(U4,)), "'BF16'"),
+        (message(ids(datatype="FP8"), raw=(U4,)), "'FP8'"),
+        (message(ids(datatype="BF16")), "is BF16, of which JSON has no values; send bytes"),
         (message(ids(datatype=""), raw=(U4,)), "datatype"),
         (message(ids(contents=contents(uint_contents=[1, 2, 3])), raw=(U4,)), "beside raw_input_contents"),
         (message(ids(contents=contents(int_contents=[1, 2, 3]))), "its place is uint_contents"),

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from PIL import Image
@@ -278,6 +280,17 @@ def test_a_name_that_is_misspelt_comes_before_what_is_missing(client):
     with pytest.raises(InferenceServerException) as told:
         infer(client, "mini-t5", {"text_inputs": np.array([[b"a"]], object)})
     assert "image" not in told.value.message() and "pixel_values" not in told.value.message()
+
+
+def test_floats_come_in_any_type(client, llava):
+    rows = llava.encode(SCENE).last_hidden_state.to(torch.bfloat16).float().numpy()[None]
+    asked = {"input_ids": np.array([llava.tokenizer.encode(" " + SIGN)], np.uint32)}
+    asked |= {"max_output_len": np.array([[6]], np.uint32), "is_return_log_probs": np.ones((1, 1), bool)}
+    wide, own = (
+        infer(client, "mini-llava", asked | {"request_prompt_embedding": rows.astype(kind)})["output_log_probs"]
+        for kind in (np.float32, ml_dtypes.bfloat16)
+    )
+    np.testing.assert_array_equal(own, wide)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fastapi.exceptions import RequestValidationError
@@ -43,6 +44,7 @@ def read(datatype: str, shape: list, data: list) -> np.ndarray:
         ("UINT32", [1], [2**64], "not UINT32"),
         ("INT64", [2], [2**63, -1], "not INT64"),
         ("BYTES", [1], [5], "not BYTES"),
+        ("BF16", [1], [1.0], r"BF16, of which JSON has no values; send bytes .* or FP32"),
     ],
 )
 def test_tensors_that_are_refused(datatype, shape, data, words):
@@ -55,6 +57,30 @@ def test_tensors_that_are_read():
     assert read("FP32", [2], [1, float("nan")])[0] == 1 and read("BOOL", [1], [True]).tolist() == [True]
     assert read("INT64", [1], [-(2**63)]).tolist() == [-(2**63)]
     assert read("FP16", [1, 0, 3], [[]]).shape == (1, 0, 3) and read("BYTES", [1], ["a"]).tolist() == [b"a"]
+
+
+def sent_bytes(data: bytes) -> np.ndarray:
+    entry = {"name": "x", "datatype": "BF16", "shape": [2, 2], "parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [entry]}).encode()
+    return tensors.read(head + data, str(len(head))).inputs["x"]
+
+
+def test_bfloat16_is_widened():
+    """As Triton's clients send it."""
+    values = np.array([[1.0, -0.15625], [3e38, np.inf]], ml_dtypes.bfloat16)
+    found = sent_bytes(values.tobytes())
+    assert found.dtype == np.float32 and found.tolist() == values.astype(np.float32).tolist()
+    with pytest.raises(InputError, match="input x has 7 bytes, which is no multiple of 2"):
+        sent_bytes(values.tobytes()[:7])
+
+
+def test_bfloat16_is_sent():
+    values = np.array([[1.0, -0.15625], [1 / 3, 0.0]], np.float32)
+    sent = tensors.as_bf16(values)
+    assert tensors.datatype_of(sent) == "BF16"
+    assert tensors.to_bytes(sent) == values.astype(ml_dtypes.bfloat16).tobytes()
+    with pytest.raises(InputError, match="output x is BF16, of which JSON has no values; ask for it in binary"):
+        tensors.json_values("x", sent, lambda value: value)
 
 
 MANY = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN
 from vlm_app.server.tensors.parameters import check, with_options
 from vlm_app.server.tensors.settings import adapter_of
 from vlm_app.server.tensors.specs import check_names, check_tensors
-from vlm_app.server.tensors.wire import InferRequest
+from vlm_app.server.tensors.wire import DTYPES, InferRequest, as_bf16
 
 MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
 MAX_STATE_BYTES = 2**31  # of its hidden states, padding included: a message of gRPC holds no more
@@ -71,14 +72,14 @@ class EncoderInference(Inference):
 
     def _padded(self, encodings: list[Encoding]) -> Tensors:
         specs = self._service.tensors.outputs
-        datatype = np.float16 if specs[0].datatype == "FP16" else np.float32
+        to_type = partial(_padded, dtype=specs[0].datatype)
         width = self._width or max(len(each.last_hidden_state) for each in encodings)
         states = [each.last_hidden_state.float().numpy() for each in encodings]
-        hidden = _padded(states, (width, states[0].shape[-1]), datatype)
+        hidden = to_type(states, (width, states[0].shape[-1]))
         tensors = dict.fromkeys((specs[0].name, *(name for name in HIDDEN if name in self._output_names)), hidden)
         if self._attentions:
             weights = [np.stack([layer.float().numpy() for layer in each.attentions or ()]) for each in encodings]
-            tensors[ATTENTIONS] = _padded(weights, (*weights[0].shape[:2], width, width), datatype)
+            tensors[ATTENTIONS] = to_type(weights, (*weights[0].shape[:2], width, width))
         return tensors
 
 
@@ -111,9 +112,9 @@ def _check_size(what: str, rows: int, width: int, *, size: int, most: int) -> No
         )
 
 
-def _padded(arrays: list[np.ndarray], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Arrays of these sizes or smaller ones -> [batch, *shape], zeros beyond."""
-    whole = np.zeros((len(arrays), *shape), dtype)
+def _padded(arrays: list[np.ndarray], shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Returns float32 arrays of these sizes or smaller ones as [batch, *shape] of a datatype, zeros beyond."""
+    whole = np.zeros((len(arrays), *shape), np.float32 if dtype == "BF16" else DTYPES[dtype])
     for row, array in zip(whole, arrays, strict=True):
         row[tuple(slice(n) for n in array.shape)] = array
-    return whole
+    return as_bf16(whole) if dtype == "BF16" else whole

@@ -61,8 +61,10 @@ class ModelTensors:
 
     @classmethod
     def _of_encoder(cls, processor: Processor, dtype: str, datatypes: Mapping[str, str]) -> ModelTensors:
-        datatype = "FP16" if dtype == "float16" else "FP32"  # the protocol's JSON has no bfloat16
         hidden = next((name for name in HIDDEN if name in datatypes), HIDDEN[0])
+        own = {"float16": "FP16", "bfloat16": "BF16"}.get(dtype, "FP32")
+        # JSON has no BF16, so it has to be declared
+        datatype = "FP32" if own == "BF16" and datatypes.get(hidden) != own else own
         outputs = (
             TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),

@@ -20,10 +20,12 @@ from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors.aliases import sent_names
 from vlm_app.server.tensors.parameters import check_tensors, read_parameters
 
+BF16 = np.dtype([("bits", "<u2")])  # NumPy has none; what comes so becomes float32, what goes so is `as_bf16`
 DTYPES = {
     "BOOL": np.bool_,
     **{f"{sign}INT{bits}": np.dtype(f"{sign}int{bits}".lower()) for sign in ("", "U") for bits in (8, 16, 32, 64)},
     "FP16": np.float16,
+    "BF16": BF16,
     "FP32": np.float32,
     "FP64": np.float64,
     "BYTES": np.object_,  # of bytes
@@ -110,7 +112,13 @@ def json_parts(fields: Mapping[str, Any], /, **written: Iterable[str]) -> Iterat
 
 def json_values(name: str, array: np.ndarray, plain: Callable[[Any], Any]) -> Iterator[str]:
     """Returns the parts of a flat list of an output's elements, each as `plain` has it: between parts other threads
-    have their turn, the event loop's, too. Raises LimitError for more elements than are written so."""
+    have their turn, the event loop's, too. Raises LimitError for more elements than are written so, InputError for
+    those of BF16."""
+    if array.dtype == BF16:
+        raise InputError(
+            f"output {name} is BF16, of which JSON has no values; ask for it in binary (binary_data of"
+            " /v2/models/NAME/infer), or over gRPC."
+        )
     if array.size > MAX_WRITTEN:
         raise LimitError(
             f"output {name} has {array.size:,} values, as JSON at most {MAX_WRITTEN:,} are sent; ask for it in binary"
@@ -148,6 +156,13 @@ def to_bytes(array: np.ndarray) -> bytes:
     if array.dtype == object:
         return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def as_bf16(array: np.ndarray) -> np.ndarray:
+    """Returns the values of BF16 that are next to those of float32."""
+    import torch
+
+    return torch.from_numpy(array).bfloat16().view(torch.int16).numpy().view(BF16)
 
 
 def _id(head: dict[str, Any]) -> str | None:
@@ -223,6 +238,11 @@ def _shape(name: str, kind: str, shape: Any) -> list[int]:
 
 def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
     """Returns flat values; nested lists are allowed."""
+    if kind == "BF16":  # as Triton has it
+        raise InputError(
+            f"input {name} is BF16, of which JSON has no values; send bytes (binary_data_size, over gRPC"
+            " raw_input_contents), or FP32."
+        )
     if not isinstance(data, list):
         raise InputError(f"input {name} has no data; give a list of values, as many as its shape says.")
     error = InputError(f"input {name} has data that are not {kind}.")
@@ -259,7 +279,8 @@ def _from_bytes(name: str, kind: str, data: bytes) -> np.ndarray:
     dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
     if len(data) % dtype.itemsize:
         raise InputError(f"input {name} has {len(data)} bytes, which is no multiple of {dtype.itemsize}.")
-    return np.frombuffer(data, dtype)
+    values = np.frombuffer(data, dtype)
+    return (values["bits"].astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else values
 
 
 def _elements(name: str, data: bytes) -> Iterator[bytes]:
