@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+import vlm
 from tests import tiny
 from tests.cli_kit import call, one_sentence
 from vlm.build.store import packaged_models
@@ -50,6 +51,46 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
     (tmp_path / "ids.csv").write_text("5,6,1\n")
     result = call(*run, "--input-ids", tmp_path / "ids.csv", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["token_ids"], result.stderr
+
+
+def test_outputs_begin_where_they_are_told_to(tmp_path):
+    pipe = vlm.load("mini-t5", device="cpu")
+    prefix, english = "translate English to German: ", PAIRS[0][0]
+    ids = pipe.tokenizer.encode(PAIRS[1][1])[:3]
+    given = {"text": prefix + english, "decoder_prompt_token_ids": [0, *ids]}
+    want, plain = pipe.generate(given).text, pipe.generate(text=prefix + english).text
+    begins = ("--device", "cpu", "--decoder-prompt-token-ids", ",".join(map(str, (0, *ids))))
+    (tmp_path / "ids.csv").write_text(",".join(map(str, pipe.tokenizer.encode_source(prefix + english))) + "\n")
+    calls = (
+        ("run", "--text", prefix + english),
+        ("run", "--input-ids", tmp_path / "ids.csv"),
+        ("translate", english, "--src-lang", "en", "--tgt-lang", "de"),
+        ("translate", "--input-ids", tmp_path / "ids.csv"),
+        ("summarize", english, "--prefix", prefix),
+    )
+    for words in calls:
+        assert call(*words, *begins).stdout.strip() == want != plain, words
+    page = EXAMPLES / "page.png"
+    nougat = ("run", "--image", page, "--raw", "--max-new-tokens", 5, *begins[:3])
+    assert call(*nougat, "0,20").stdout != call(*nougat, "0").stdout
+    refused = {
+        ("run", "--text", "a", "--prompt", "b", *begins): "prompt, decoder_prompt_token_ids were given together",
+        (
+            "run",
+            "--image",
+            page,
+            "--prompt",
+            "b",
+            "--model",
+            "mini-llava",
+            *begins,
+        ): "llava has none, and its prompt is",
+        ("run", "--chat", *begins): "--decoder-prompt-token-ids is for single requests; leave --chat out",
+        ("run", "--text", "a", *begins[:3], "a"): "the token ids are 'a'; give numbers with commas between them",
+        ("run", "--text", "a", *begins[:3], "9999"): "token id 9999 is outside the vocabulary of 2048",
+    }
+    for words, says in refused.items():
+        assert says in one_sentence(call(*words)), words
 
 
 def test_a_line_without_end_costs_itself(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.errors import InputError, LengthError
 from vlm.processing.input_context import InputContext
-from vlm.processing.input_fields import InputFields, check_text
+from vlm.processing.input_fields import InputFields, check_text, together
 from vlm.processing.tokenization import no_tokenizer
 from vlm.requests.request import Request, Stops
 from vlm.requests.sampling_params import SamplingParams
@@ -48,6 +48,8 @@ def _decoder_prompt(fields: InputFields, context: InputContext) -> tuple[int, ..
     written where a model starts from it, and the tokens of the prompt."""
     start, languages = context.start_of(fields), context.languages
     if fields.decoder_prompt_token_ids is not None:
+        if fields.prompt:
+            raise together(["prompt", "decoder_prompt_token_ids"])
         return start
     first = None
     if fields.tgt_lang is not None and languages is not None:

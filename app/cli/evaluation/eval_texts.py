@@ -36,7 +36,9 @@ AS_IN_TRANSLATE = {"help": "As in vlm translate."}
 @command
 @takes(
     scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING_ADAPTERS,
-    framing=Group.making(text_options.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
+    framing=Group.making(text_options.Framing).without("decoder_prompt_token_ids").changed(
+        src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE
+    ),
 )  # fmt: skip
 def texts(
     *,

@@ -12,7 +12,7 @@ from vlm.errors import InputError, listed
 from vlm.limits import MAX_PDF_BYTES
 from vlm.options import by_flag, option, same_option
 from vlm_app.cli.options.common import DEFAULT_MODEL
-from vlm_app.cli.options.decoding import check_chat_model, one_prompt, packaged_chat_model
+from vlm_app.cli.options.decoding import check_chat_model, check_has_encoder, one_prompt, packaged_chat_model
 from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing, TextFiles, ids_of
 from vlm_app.text.token_ids import without_padding
 
@@ -50,7 +50,14 @@ class RunSources:
         None, "For a task that answers one, as docvqa does, or is of a text or region; and for a model that reads one"
         " on the image (Pix2Struct, DePlot).",
     )  # fmt: skip
+    decoder_prompt_token_ids: tuple[int, ...] | None = same_option(Framing, "decoder_prompt_token_ids")
     input_ids: Path | None = same_option(TextFiles, "input_ids")
+
+    @property
+    def begins(self) -> dict[str, Any]:
+        """Returns what each input says of where its output begins."""
+        ids = self.decoder_prompt_token_ids
+        return {} if ids is None else {"decoder_prompt_token_ids": ids}
 
     @property
     def of_task(self) -> dict[str, Any]:
@@ -70,6 +77,7 @@ class RunInputs:
     ids: list[Item] = field(default_factory=list)  # rows of token ids
     framing: dict[str, Any] = field(default_factory=dict)  # what else the input of each text has
     of_task: dict[str, Any] = field(default_factory=dict)  # what the input of each image has
+    begins: dict[str, Any] = field(default_factory=dict)  # what each input has that says where its output begins
     long_document: str | None = None  # one of several pages, of which no --pages were named
 
     @classmethod
@@ -78,7 +86,7 @@ class RunInputs:
         if sources.input_ids is not None:
             others = by_flag(sources, "image", "text", "pages", "prompt", "raw_prompt", "task", "question")
             others |= {"--chat": chat, **by_flag(framing, "suffix", "truncate")}
-            return cls([], [], None, None, False, ids=ids_of(sources.input_ids, others))
+            return cls([], [], None, None, False, ids=ids_of(sources.input_ids, others), begins=sources.begins)
         beside = {"suffix": framing.suffix, "truncate": framing.truncate or None}
         beside = {name: value for name, value in beside.items() if value is not None}
         _check_kinds(sources, beside, chat)
@@ -92,6 +100,7 @@ class RunInputs:
             chat,
             framing=beside,
             of_task=sources.of_task,
+            begins=sources.begins,
             long_document=None if sources.pages else long,
         )
 
@@ -132,12 +141,17 @@ class RunInputs:
 
     def are_pages(self, pipeline: Pipeline) -> bool:
         """Says whether the images are pages that the model reads part by part: nothing is said about them."""
-        words = (self.prompt, self.raw_prompt, *self.of_task.values(), *self.framing.values())
+        words = (self.prompt, self.raw_prompt, *self.of_task.values(), *self.framing.values(), self.begins)
         return pipeline.capabilities.reads_pages_in_steps and bool(self.images) and not any(words)
 
     def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
         """Returns one for all images and the prompt, where the family takes prompts about several; else one an image,
         or a text."""
+        if self.begins:
+            check_has_encoder(pipeline)
+        return [{**each, **self.begins} for each in self._sources(pipeline)]
+
+    def _sources(self, pipeline: Pipeline) -> list[dict[str, Any]]:
         if self.ids:
             items = without_padding(self.ids, pipeline.config.pad_token_id)
             return [{"input_ids": item.fields.get("input_ids", [])} for item in items]
@@ -167,6 +181,8 @@ def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> No
         raise InputError(f"{told} is for images, a request each; leave it out.")
     if chat and framing:
         raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
+    if chat and sources.begins:
+        raise InputError("--decoder-prompt-token-ids is for single requests; leave --chat out.")
     if (images and texts) or not (images or texts or flags):
         raise InputError(
             'give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time; what is asked about an'

@@ -64,5 +64,6 @@ def summarize(
     if files.input_ids is None:
         check_source(pipeline, framing.src_lang)
     to_input = summary(pipeline, framing.prefix, framing.truncate, framing.suffix, framing.src_lang)
+    to_input = framing.begun(pipeline, to_input)
     stream = texts.streams(text, files.out, as_json, sampling)
     texts.run_job(pipeline, items, to_input, out=files.out, stream=stream, sampling=sampling, as_json=as_json)

@@ -64,5 +64,6 @@ def translate(
         to_input = framing.translation(pipeline)
     else:
         to_input = translation_of_ids(pipeline, framing.tgt_lang)
+    to_input = framing.begun(pipeline, to_input)
     stream = texts.streams(text, files.out, as_json, sampling)
     texts.run_job(pipeline, items, to_input, out=files.out, stream=stream, sampling=sampling, as_json=as_json)

@@ -55,6 +55,15 @@ def check_chat_model(pipeline: Pipeline, what: str) -> None:
         raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
 
 
+def check_has_encoder(pipeline: Pipeline) -> None:
+    """Raises InputError for a decoder alone, whose outputs begin with its prompt."""
+    if not pipeline.config.cross_attention:
+        raise InputError(
+            "--decoder-prompt-token-ids is for models with an encoder;"
+            f" {pipeline.family.name} has none, and its prompt is where it begins: leave the option out."
+        )
+
+
 def one_prompt(argument: str, verbatim: bool = False) -> str:
     """Returns an argument, or for `-` all of stdin, without the ends of its last lines unless it is `verbatim`."""
     from vlm_app.text.sources import one_text

@@ -15,6 +15,7 @@ import typer
 
 from vlm.errors import InputError, counted, listed
 from vlm.options import option
+from vlm.requests.sampling_values import read_ids
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.display.result_file import check_opens
 from vlm_app.cli.errors import PARTLY_FAILED, print_error
@@ -49,6 +50,12 @@ class TextFiles:
     out: Path | None = option(None, "Write here.", flags=("--out", "-o"), default="stdout")
 
 
+def read_beginning(text: str) -> tuple[int, ...]:
+    """Reads the ids of the tokens that outputs begin with. InputError for anything else."""
+    ids = read_ids(text)
+    return ids if isinstance(ids, tuple) else (ids,)
+
+
 @dataclass(frozen=True)
 class Framing:
     """What goes with each text."""
@@ -61,6 +68,19 @@ class Framing:
         False, "Cut texts that are too long, at the side that the model's tokenizer says (truncation_side; mostly the"
         " end). A suffix stays; a prompt leaves room for --max-new-tokens.",
     )  # fmt: skip
+    decoder_prompt_token_ids: tuple[int, ...] | None = option(
+        None, "Where each output of a model with an encoder begins: token ids, the start token first, as 0,20,31"
+        " (Hugging Face's decoder_input_ids).", default="the model's start token, or a language's", read=read_beginning,
+    )  # fmt: skip
+
+    def begun(self, pipeline: Pipeline, to_input: ToInput) -> ToInput:
+        """Returns what makes an input of a text, with the tokens that its output begins with. Raises InputError for a
+        model that has no such place."""
+        ids = self.decoder_prompt_token_ids
+        if ids is None:
+            return to_input
+        decoding.check_has_encoder(pipeline)
+        return lambda text: {**to_input(text), "decoder_prompt_token_ids": ids}
 
     def translation(self, pipeline: Pipeline) -> ToInput:
         """Returns what makes a translation's input of a text. Raises InputError for languages that do not suit the
