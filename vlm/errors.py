@@ -94,6 +94,13 @@ class VlmWarning(UserWarning):
     """What goes on, though not as the caller may expect; the command line prints it as one line."""
 
 
+def built_for(flag: str, size: int, most: int | None = None) -> str:
+    """Returns how an engine holds more, by an option's flag; "" where the model allows `most` and that is less. An
+    engine that is given is not built again."""
+    fits = most is None or size <= most
+    return f"or give {flag} {size}, to vlm build where the model is an engine" if fits else ""
+
+
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Returns a number of things: `1 page`, `2,000 pages`; `noun`: one of them, `plural`: where it takes more than an
     s."""

@@ -125,7 +125,7 @@ def test_images_have_limits(client):
         ({"extra_body": {"tempperature": 1}}, "tempperature"),
         ({"extra_body": {"stop_token_ids": [10**6], "min_tokens": 3}}, "outside the vocabulary"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "role"),
-        ({"messages": [{"role": "user", "content": "<image>"}]}, "placeholders"),
+        ({"messages": [{"role": "user", "content": "<image>"}]}, "1 <image> placeholder and 0 images were given"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "allowed are text"),
         ({"model": "mini-t5", "messages": asked("a", SCENE)}, "takes text, not images"),
         ({"model": "mini-nougat", "messages": asked("What is it?", SCENE)}, "no question"),

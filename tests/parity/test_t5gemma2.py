@@ -108,7 +108,7 @@ def test_the_processors_own_word_places_an_image(case):
     said = [{"prompt": f"{mark} in this image", "images": case.pages[:1]} for mark in (SPECIAL[3], "<image>")]
     first, second = (pipe.request(given).encoder_input_ids for given in said)
     assert first == second
-    with pytest.raises(InputError, match="2 <image> placeholders and 1 images"):
+    with pytest.raises(InputError, match="2 <image> placeholders and 1 image was given"):
         pipe.request({"prompt": SPECIAL[3] * 2, "images": case.pages[:1]})
 
 

@@ -6,7 +6,7 @@ import difflib
 
 import pytest
 
-from vlm.errors import counted, counted_given, meant
+from vlm.errors import built_for, counted, counted_given, meant
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,9 @@ def test_one_thing_and_several_of_them():
     assert [counted(count, "page") for count in (0, 1, 2000)] == ["0 pages", "1 page", "2,000 pages"]
     assert [counted(count, "entry", "entries") for count in (1, 2)] == ["1 entry", "2 entries"]
     assert [counted_given(count, "image") for count in (1, 2)] == ["1 image was given", "2 images were given"]
+
+
+def test_what_gives_an_engine_that_holds_more():
+    longer = "or give --max-seq-len 9, to vlm build where the model is an engine"
+    assert built_for("--max-seq-len", 9) == built_for("--max-seq-len", 9, 9) == longer
+    assert built_for("--max-seq-len", 9, 8) == ""  # the model has no more positions

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
-from vlm.errors import InputError, LengthError, LimitError, counted
+from vlm.errors import InputError, LengthError, LimitError, built_for, counted
 from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
@@ -48,8 +48,9 @@ class Admission:
         _check_ngrams(params.encoder_no_repeat_ngram_size, len(request.encoder_input_ids or prompt_ids))
         if params.num_beams > most:
             raise LimitError(
-                f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
-                f"or give --max-batch-size {params.num_beams} or more",
+                f"num_beams is {params.num_beams}, this engine decodes {counted(most, 'sequence')} at once; ask for"
+                " fewer",
+                built_for("--max-batch-size", params.num_beams),
                 settings=("num_beams",),
             )
         _check_ids(prompt_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
@@ -136,10 +137,9 @@ class Admission:
 
     def _longer(self, length: int, room: int) -> str:
         """Returns what helps: fewer tokens where there is room for some, a longer engine where positions allow it."""
-        most = self.config.position_limit
-        fewer = [f"with --max-new-tokens {room}"] if room > 0 else []
-        longer = [f"or give --max-seq-len {length}"] if most is None or length <= most else []
-        return ", ".join(fewer + longer)
+        fewer = f"with --max-new-tokens {room}" if room > 0 else ""
+        longer = built_for("--max-seq-len", length, self.config.position_limit)
+        return ", ".join(filter(None, (fewer, longer)))
 
 
 def check_encoder_input(request: Request, encoder: ModelConfig, most: int) -> None:
@@ -177,7 +177,7 @@ def _check_rows(count: int, most: int) -> None:
     if count > most:
         raise LengthError(
             f"the encoder's input has {count} rows (tokens), the engine was built for {most}; shorten it",
-            f"or give --max-encoder-input-len {count}",
+            built_for("--max-encoder-input-len", count),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from vlm.artifacts.prompt_tables import PromptTables, TunedPrompt
 from vlm.config import ModelConfig
-from vlm.errors import InputError
+from vlm.errors import InputError, built_for
 from vlm.processing.conversation import PLACEHOLDER
 from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.input_fields import InputFields, check_text
@@ -37,11 +37,17 @@ class InputContext:
     max_encoder_len: int
     max_seq_len: int
     prompt_tables: PromptTables | None = None  # of tasks that inputs may name
+    encoder_positions: int | None = None  # that the encoder of tokens has; None: as many as it is built for
 
     @cached_property
     def max_tokens(self) -> int:
         """Returns the tokens that a text may have at most, whatever else a request asks for."""
         return self.max_encoder_len if self.has_encoder else self.max_seq_len
+
+    def shorter_or_longer(self, length: int) -> str:
+        """Returns what helps where a text has so many tokens, too many for the encoder."""
+        longer = built_for("--max-encoder-input-len", length, self.encoder_positions)
+        return ", ".join(filter(None, ("cut it with --truncate (truncate=True)", longer)))
 
     @cached_property
     def languages(self) -> Languages | None:

@@ -99,6 +99,7 @@ class Processor:
             max_encoder_len=engine.limits.max_encoder_input_len,
             max_seq_len=engine.limits.max_seq_len,
             prompt_tables=prompt_tables,
+            encoder_positions=None if encoder is None else encoder.position_limit,
         )
         processor = cls(
             family,

@@ -34,7 +34,7 @@ def prompt_request(
         raise LengthError(
             f"the prompt has {len(ids)} tokens with its images, {len(ids) - context.max_encoder_len} more than the"
             " engine was built for; shorten it",
-            f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
+            context.shorter_or_longer(len(ids)),
         )
     return Request(context.start_of(fields), encoder_input_ids=tuple(ids), answer_form=form, **shared)
 

@@ -82,7 +82,7 @@ def _source_ids(fields: InputFields, context: InputContext) -> list[int]:
     if len(ids) > limit:
         raise LengthError(
             f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
-            f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
+            context.shorter_or_longer(len(ids)),
         )
     return ids
 

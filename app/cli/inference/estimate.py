@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm.backends.devices import chosen_devices
-from vlm.errors import InputError, counted
+from vlm.errors import InputError
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command, print_error
@@ -83,7 +83,9 @@ def _census(documents: list[Document], engine: EngineConfig, pages: str | None, 
         census = take_census(documents, renderer, pages, seed)
     if not census.pages:
         first = census.failures[0].reason
-        raise InputError(f"none of {counted(len(census.counts), 'document')} can be opened: {first}")
+        count = len(census.counts)
+        what = "the document cannot" if count == 1 else f"none of {count} documents can"
+        raise InputError(f"{what} be opened: {first}")
     return census
 
 
