@@ -254,6 +254,15 @@ class BuildConfig(Config):
         values = {"group_size": self.group_size, "ignore": None if self.ignore is None else list(self.ignore)}
         return {name: value for name, value in values.items() if value is not None}
 
+    def check_quantization_options(self) -> None:
+        """Raises ConfigError for options of a quantization where there is none."""
+        if self.quantization is None and (names := tuple(self.quantization_options)):
+            raise ConfigError(
+                f"{listed(names)} {'is' if len(names) == 1 else 'are'} of weights that are quantized, and the build"
+                " names no quantization; name one, or leave that out.",
+                settings=(*names, "quantization"),
+            )
+
     @property
     def num_ranks(self) -> int:
         """Returns how many processes, a GPU each, run what is built."""

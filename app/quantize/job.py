@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.checkpoint import Checkpoint, check_output, scratch_beside
 from vlm.artifacts.hf_folder import HFFolder
+from vlm.build.ahead import roles_to_quantize
 from vlm.build.from_model import checkpoint_of
 from vlm.build.kinds import family_of
-from vlm.build.layers_ahead import roles_to_quantize
 from vlm.build.store import Source, locate
 from vlm.convert.quantized.export import export_compressed_tensors
 from vlm.convert.quantized.exportable import check_export_folder, check_exportable
@@ -101,7 +101,8 @@ class QuantizeJob:
         if (family := family_of(source.path, source.kind)) is not None:
             for sample in drawn:
                 check_kind(family, sample)
-        roles = roles_to_quantize(source, self.config.quantization, self.config.quantization_options)
+        options = self.config.quantization_options
+        roles = roles_to_quantize(source.path, source.kind, self.config.quantization, options)
         needs_images = self.config.needs_inputs and "visual" in (roles or ())
         if needs_images and not any(sample.images or sample.messages for sample in drawn):
             raise InputError(

@@ -33,7 +33,7 @@ REBUILDING = {("_reconstruct", "numpy.core.multiarray"), ("_reconstruct", "numpy
 def read_token_ids(file: Path) -> list[Item]:
     """Reads a file's rows as items with `input_ids`; an empty row is an empty item. InputError names a wrong row."""
     if file.suffix not in SUFFIXES or not file.is_file():
-        what = "does not exist" if not file.exists() else "is a folder" if file.is_dir() else "is no such file"
+        what = "does not exist" if not file.exists() else "is a folder" if file.is_dir() else "is of another kind"
         raise InputError(f"--input-ids {file} {what}; give a .csv, .npy or .jsonl file of token ids.")
     try:
         rows = list({".csv": _csv, ".npy": _npy, ".jsonl": _jsonl}[file.suffix](file))

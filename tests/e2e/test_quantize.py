@@ -166,6 +166,12 @@ def test_what_cannot_be_quantized_is_told_in_a_sentence(folder, model, options, 
                                     "texts.txt"), "--calibrate texts.txt holds no images"),
         ("build", "mini-t5", ("--quantization", "int4", "--group-size", "48"), "groups of 48 weights do not"),
         ("build", "mini-t5", ("--quantization", "int8", "--ignore", "nosuch"), "--ignore names nosuch, which no layer"),
+        ("build", "mini-t5", ("--group-size", "48"), "--group-size is of weights that are quantized, and the build"
+         " names no --quantization; name one, or leave that out."),
+        ("build", "mini-nougat", ("--max-encoder-input-len", "5"), "one image takes 361 rows: give as many."),
+        ("build", "mini-t5", ("-o", "texts.txt"), "texts.txt is a file; the engine directory needs a directory"),
+        ("convert", "mini-t5", ("--merge-lora", "gone"), "gone is no folder of a PEFT adapter"),
+        ("run", "mini-nougat", ("--max-seq-len", "9999"), "--max-seq-len is 9999, this model allows at most"),
         ("build", "--random-weights", ("--arch", "t5-small", "--quantization", "int4", "--group-size", "48"),
          "groups of 48 weights do not divide 512 inputs"),
     ],
@@ -173,8 +179,10 @@ def test_what_cannot_be_quantized_is_told_in_a_sentence(folder, model, options, 
 def test_what_a_config_tells_is_told_before_anything_is_converted(folder, monkeypatch, verb, model, options, words):
     (folder / "texts.txt").write_text("A text.\nAnother one.\n")
     monkeypatch.setattr("vlm.build.from_model.convert_folder", None)  # which would be a call of None
+    monkeypatch.setattr("vlm.convert.folder.convert_folder", None)
     monkeypatch.setattr("vlm.build.random_checkpoint.write_checkpoint", None)
-    assert words in one_sentence(call(verb, model, "-o", "q", *options))
+    asked = (verb, model, "-o", "q") if verb != "run" else (verb, "--image", EXAMPLES / "page.png", "--model", model)
+    assert words in one_sentence(call(*asked, *options))
     assert not (folder / "q").exists()
 
 

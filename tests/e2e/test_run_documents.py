@@ -94,9 +94,9 @@ def test_what_is_wrong_is_one_sentence(report, tmp_path):
     locked += b"trailer<</Root 1 0 R/Encrypt 3 0 R/ID[(a)(a)]>>"
     (tmp_path / "locked.pdf").write_bytes(locked)
     for arguments, says in (
-        (("--image", report, "--pages", 4), f"pages 4 were asked for, {report} has 3 pages"),
+        (("--image", report, "--pages", 4), f"pages 4 were asked for, {report} has 3 pages; give some of 1 to 3."),
         (("--image", report, "--pages", "x"), "the page range 'x' is not understood"),
-        (("--image", PAGE, "--pages", 2), f"{PAGE} has 1 page."),
+        (("--image", PAGE, "--pages", 2), f"{PAGE} has 1 page; give 1 alone."),
         (("--image", tmp_path / "none.pdf", "--pages", 1), "none.pdf does not exist"),
         (("--image", tmp_path / "cut.pdf"), "cut.pdf is no readable PDF"),
         (("--image", tmp_path / "empty.pdf"), "empty.pdf is empty"),

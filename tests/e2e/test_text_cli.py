@@ -232,7 +232,7 @@ def test_eval_of_summaries_by_beams_and_a_missed_threshold(tmp_path):
         (("translate", "a"), "give --src-lang en --tgt-lang de"),
         (("translate", "a", "--src-lang", "en", "--tgt-lang", "xx"), "'xx' is unknown to T5 models; give en, de"),
         (("translate", "a", "--prefix", "p: ", "--tgt-lang", "de"), "--prefix says the task already"),
-        (("translate", "a", *EN_DE, "--model", "mini-nougat"), "mini-nougat takes image, not text"),
+        (("translate", "a", *EN_DE, "--model", "mini-nougat"), "mini-nougat takes images, not text"),
         (("translate", "a", *EN_DE, "--num-beams", "100"), "--num-beams is 100"),
         (("translate", "a", *EN_DE, "--num-beams", "2", "--temperature", "1"), "--num-beams above 1 and a temp"),
         (("eval", "none.tsv"), "none.tsv cannot be read"),

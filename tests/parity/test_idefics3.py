@@ -247,7 +247,7 @@ def test_a_long_prompt_loses_its_words_alone(published):
 
 def test_more_tiles_than_positions(published):
     pipe, pictures = Pipeline(published[2], cpu()), idefics3_kit.pictures()
-    with pytest.raises(LengthError, match=r"9033 prompt tokens \(8704 of them rows of images or tables\)"):
+    with pytest.raises(LengthError, match=r"9,033 prompt tokens \(8704 of them rows of images or tables\)"):
         pipe.generate(images=[pictures[3]] * 8, prompt="read")
     count = 8192 // 64 + 1
     with pytest.raises(LengthError, match=rf"{count} images and pages are at least 8,256 tokens"):

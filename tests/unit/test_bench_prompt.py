@@ -369,7 +369,7 @@ def test_mistakes_are_one_sentence(capsys, monkeypatch, arguments, says):
 @pytest.mark.parametrize(
     ("verb", "arch", "says"),
     [
-        ("prompt", "nougat-base", "takes image; use vlm bench latency or throughput"),
+        ("prompt", "nougat-base", "takes images; use vlm bench latency or throughput"),
         ("prompt", "t5-small", "takes text; use vlm bench text"),
         ("text", "gpt2-medium", "takes prompts; use vlm bench prompt"),
         ("text", "llava-1.5-7b", "takes prompts; use vlm bench prompt"),

@@ -21,7 +21,7 @@ from vlm.build.limits import resolve_limits
 from vlm.config import BuildConfig, Config, EngineLimits
 from vlm.convert.role_weights import role_weights
 from vlm.convert.values import invalid_values
-from vlm.errors import CheckpointError, ConfigError, EngineError, listed
+from vlm.errors import CheckpointError, ConfigError, EngineError
 from vlm.registry.catalogs import configs_of, family
 from vlm.registry.quantized_weights import check_ignored
 from vlm.registry.spec import FamilySpec
@@ -72,10 +72,7 @@ def _with_quantization(build: BuildConfig, checkpoint: Checkpoint) -> BuildConfi
     """Returns the build with what a quantized checkpoint says. Raises ConfigError where both say something else, and
     for options of a quantization where there is none."""
     if checkpoint.quantization is None:
-        if build.quantization is None and build.quantization_options:
-            raise ConfigError(
-                f"the build says {listed(build.quantization_options)} but no quantization; name one, or leave that out."
-            )
+        build.check_quantization_options()
         return build
     options = checkpoint.quantization_options
     own = {"quantization": checkpoint.quantization, "group_size": options.get("group_size")}

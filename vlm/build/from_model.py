@@ -9,9 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, is_checkpoint, scratch_beside
+from vlm.artifacts.engine_dir import is_engine
+from vlm.artifacts.files import check_replaceable, read_json
 from vlm.artifacts.manifest import WHAT
+from vlm.artifacts.peft_folder import FILE as ADAPTER_CONFIG
+from vlm.artifacts.peft_folder import WHAT as PEFT_FOLDER
+from vlm.build.ahead import check_build
 from vlm.build.builder import build_engine, check_backend
-from vlm.build.layers_ahead import roles_to_quantize
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
 from vlm.convert.adapters.completed_base import completed_base, completes
@@ -50,6 +54,8 @@ def convert_model(
     if not is_changed:
         return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
+    if merge_lora is not None:
+        read_json(adapter_folder(str(merge_lora)) / ADAPTER_CONFIG, CheckpointError, PEFT_FOLDER)  # a mistyped name
     said = {"--tp-size": tp_size != 1, "--pp-size": pp_size != 1, "--encoder-tp-size": encoder_tp_size is not None}
     asked = [name for name, is_said in {**said, "--merge-lora": merge_lora is not None}.items() if is_said]
     with scratch_beside(out) as scratch:
@@ -115,7 +121,8 @@ def build_model(
     source = locate(model, progress=progress)
     if source.kind == "engine":
         raise InputError(f"{model} is an engine already; build from its checkpoint or model folder.")
-    roles_to_quantize(source, config.quantization, config.quantization_options)  # refused before a conversion
+    check_replaceable(Path(out).resolve(), is_engine, WHAT, EngineError)
+    check_build(source.path, source.kind, config)
     with engine_scratch(Path(out)) as scratch:
         checkpoint = checkpoint_of(source, scratch, progress)
         return build_engine(checkpoint, Path(out), config, workers=workers, progress=progress).path

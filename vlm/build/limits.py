@@ -23,7 +23,7 @@ def resolve_limits(build: BuildConfig, configs: RoleConfigs) -> EngineLimits:
         limit, image = build.max_encoder_input_len, configs["visual"]
         defaults["max_encoder_input_len"] = maxima["max_encoder_input_len"] = image.max_rows
         if limit is not None and limit < image.min_rows:
-            errors.append(f"max_encoder_input_len is {limit}, but one image takes {image.min_rows} rows")
+            errors.append(f"max_encoder_input_len is {limit}, but one image takes {image.min_rows} rows: give as many")
     elif build.max_encoder_input_len is not None:
         errors.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
     if not backend(build.backend).encodes(vision):

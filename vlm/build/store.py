@@ -208,12 +208,14 @@ def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | N
 
 def _build(source: Source, out: Path, build: BuildConfig, progress: Progress | None) -> None:
     from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.build.ahead import check_build
     from vlm.build.builder import build_engine
     from vlm.convert.folder import convert_folder
 
     if source.kind == "checkpoint":
         build_engine(Checkpoint.open(source.path), out, build, progress=progress)
         return
+    check_build(source.path, source.kind, build)
     # beside the engines: the temporary directory of the system may be small
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent) as draft:

@@ -128,7 +128,7 @@ class Admission:
             images = ", or fewer or smaller images" if request.images else ""
             step = "ask for fewer" if prompt < most else f"give a shorter prompt{images}"
             raise LengthError(
-                f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - most} more than the"
+                f"{counted(prompt, 'prompt token')}{rows} and {new} new ones are {prompt + new - most} more than the"
                 f" {most} that the engine was built for; {step}",
                 self._longer(prompt + new, most - prompt),
                 settings=("max_new_tokens",) if params.max_new_tokens is not None and prompt < most else (),

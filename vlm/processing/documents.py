@@ -312,8 +312,9 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
 
 
 def _outside(pages: str, num_pages: int, name: str) -> DocumentError:
+    known = "1 alone" if num_pages == 1 else f"some of 1 to {num_pages:,}"
     return DocumentError(
-        f"pages {_shown(pages)} were asked for, {name} has {counted(num_pages, 'page')}.", "page range"
+        f"pages {_shown(pages)} were asked for, {name} has {counted(num_pages, 'page')}; give {known}.", "page range"
     )
 
 

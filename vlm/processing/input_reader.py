@@ -91,7 +91,10 @@ def _check_names(fields: InputFields, context: InputContext) -> None:
     family, has_ids = context.family, fields.encoder_input_ids is not None
     has_image, has_pixels = fields.images is not None, fields.pixel_values is not None
     if (has_ids or fields.text is not None) and not family.takes_text:
-        raise InputError(f"{family.name} has no text encoder; `prompt` is where its output begins.")
+        raise InputError(
+            f"{family.name} has no text encoder, so it takes no texts; give images (`prompt` is where their output"
+            " begins), or load a model of texts."
+        )
     if (has_image or has_pixels) and not family.takes_images:
         raise InputError(f"{family.name} takes text, not images; leave the images out, or load another model.")
     if context.prompts is not None:

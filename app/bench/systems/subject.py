@@ -39,7 +39,7 @@ LimitsOf = Callable[[RoleConfigs], Limits]  # of an engine with these roles
 SIZES = ("tp_size", "encoder_tp_size", "pp_size")  # of ranks
 # kinds of models: what they take, and what measures them
 VERBS = {
-    "image": ("image", "vlm bench latency or throughput"),
+    "image": ("images", "vlm bench latency or throughput"),
     "text": ("text", "vlm bench text"),
     "prompt": ("prompts", "vlm bench prompt"),
 }

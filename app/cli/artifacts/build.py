@@ -108,9 +108,9 @@ def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, 
 
 
 def _build_random(arch: str, out: Path, config: BuildConfig, random: RandomOptions, write: dict[str, Any]) -> Path:
+    from vlm.build.ahead import roles_of_config
     from vlm.build.builder import build_engine, check_backend
     from vlm.build.from_model import engine_scratch
-    from vlm.build.layers_ahead import roles_of_config
     from vlm.build.random_checkpoint import random_checkpoint
 
     check_backend(config)

@@ -229,5 +229,5 @@ def load_text_model(model: str, options: LoadOptions) -> Pipeline:
     if not pipeline.capabilities.generates:
         raise InputError(f"{model} is an encoder alone, which writes no text; give vlm encode or a whole model.")
     if not pipeline.capabilities.takes_text:
-        raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")
+        raise InputError(f"{model} takes images, not text; vlm models lists what takes text.")
     return pipeline

@@ -1,14 +1,16 @@
-"""Which layers a quantization changes or cannot keep, as a config.json tells: before a long conversion."""
+"""What a config.json alone tells of a build: said before a long conversion."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.model_files import ModelFiles
 from vlm.artifacts.quantization_files import quantizations
-from vlm.build.store import Source
+from vlm.build.limits import resolve_limits
+from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs
 from vlm.convert.values import invalid_values
 from vlm.layers.quant.methods import quantization_of
@@ -16,13 +18,27 @@ from vlm.registry.catalogs import match_family, model_spec
 from vlm.registry.quantized_weights import check_ignored, quantized_layers
 
 
-def roles_to_quantize(source: Source, name: str | None, options: Mapping[str, Any]) -> list[str] | None:
+def check_build(path: Path, kind: str, build: BuildConfig) -> None:
+    """Raises ConfigError for what cannot be built of a Hugging Face folder: limits beyond what the model allows, and
+    the layers and options of a quantization. Of other sources, and of weights that are quantized already, the
+    conversion tells."""
+    if kind != "hf":
+        return
+    with invalid_values(path):
+        config = HFFolder(path).config
+        resolve_limits(build, role_configs(match_family(config), config))
+    if not quantizations(ModelFiles.from_path(path)):
+        build.check_quantization_options()
+        roles_to_quantize(path, kind, build.quantization, build.quantization_options)
+
+
+def roles_to_quantize(path: Path, kind: str, name: str | None, options: Mapping[str, Any]) -> list[str] | None:
     """Returns the roles of a source as `roles_of_config` does; None where its conversion alone tells: of a checkpoint,
     of another program's model, and of weights that are quantized already."""
-    if name is None or source.kind != "hf" or quantizations(ModelFiles.from_path(source.path)):
+    if name is None or kind != "hf" or quantizations(ModelFiles.from_path(path)):
         return None
-    with invalid_values(source.path):
-        return roles_of_config(HFFolder(source.path).config, name, options)
+    with invalid_values(path):
+        return roles_of_config(HFFolder(path).config, name, options)
 
 
 def roles_of_config(config: dict[str, Any], name: str, options: Mapping[str, Any]) -> list[str]:
