@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vlm.errors import InputError
+from vlm.errors import ConfigError, InputError
 from vlm.layers.context import ModelContext
-from vlm.layers.linear import Linear
+from vlm.layers.linear import Linear, keep_weights
 from vlm.layers.quant.fp8 import Fp8
 from vlm.layers.quant.inputs import Inputs
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
+from vlm.layers.quant.quantization import Quantization
 from vlm.layers.quant.w8a8 import W8A8
 from vlm.quantize.algorithm import output_error, product
 from vlm.quantize.awq import Awq
@@ -202,3 +203,13 @@ def test_a_static_scale_holds_the_largest_input(method, largest):
 def test_a_hessian_of_inputs_that_overflowed_is_refused():
     with pytest.raises(InputError, match="is not finite; calibrate with --dtype float32"):
         inverse_factor(torch.full((3, 3), torch.inf))
+
+
+@pytest.mark.parametrize(("method", "says"), [
+    (Int4(48), "decoder.a: groups of 48 weights do not divide 64 inputs; give --group-size 32, or name such layers"),
+    (Int4(2), "decoder.b: weights of 4 bits are kept of layers whose inputs are a multiple of 4, not 6; name such"),
+])  # fmt: skip
+def test_layers_that_groups_of_4_bits_do_not_suit_are_named(method, says):
+    layers = {name: Linear(size, 8, context=ModelContext()) for name, size in (("a", 64), ("b", 6))}
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        keep_weights(torch.nn.ModuleDict(layers), Quantization(method, role="decoder"))

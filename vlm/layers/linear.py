@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vlm.errors import ConfigError, listed
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.quant.base import LinearMethod
@@ -125,10 +126,18 @@ def _length(place: slice) -> int:
 
 
 def keep_weights(network: nn.Module, quantization: Quantization) -> nn.Module:
-    """Lays out the weights of a network, which are dense and have no values yet, as a quantization says."""
+    """Lays out the weights of a network, which are dense and have no values yet, as a quantization says. Raises
+    ConfigError that names the layers which its method cannot keep."""
+    refused: dict[str, list[str]] = {}  # layers by the reason
     for path, module in network.named_modules():
         if isinstance(module, Linear):
-            module.keep(quantization.method_for(path))
+            try:
+                module.keep(quantization.method_for(path))
+            except ConfigError as error:
+                refused.setdefault(str(error), []).append(f"{quantization.role}.{path}".removeprefix("."))
+    if refused:
+        reason, names = next(iter(refused.items()))
+        raise ConfigError(f"{listed(names, 2)}: {reason}")
     return network
 
 

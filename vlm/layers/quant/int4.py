@@ -29,7 +29,12 @@ class Int4(QuantizedMethod):
     symmetric: bool = True
 
     def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
-        if in_features % self.group_size or in_features % 4:
+        if in_features % 4:
+            raise ConfigError(
+                f"weights of 4 bits are kept of layers whose inputs are a multiple of 4, not {in_features}; name such"
+                " layers with --ignore."
+            )
+        if in_features % self.group_size:
             raise ConfigError(
                 f"groups of {self.group_size} weights do not divide {in_features} inputs; give --group-size"
                 f" {self._largest_divisor(in_features)}, or name such layers with --ignore."
