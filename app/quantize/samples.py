@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import InputError, VlmError, listed
+from vlm.errors import ImageError, InputError, VlmError, listed
 from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.text.prompts import prompt_of
 from vlm_app.text.sources import Item, from_file
@@ -82,11 +82,23 @@ def _drawn(path: Path, rng: random.Random) -> Iterator[Sample | str]:
 
 def _texts(items: Iterable[Item]) -> Iterator[Sample | str]:
     for item in items:
-        if item.error:
-            yield f"{item.place}: {item.error}"
+        if error := item.error or _missing(item):
+            yield f"{item.place}: {error}"
         elif not item.is_empty:
             images, reference = tuple(item.fields.get("images", ())), item.fields.get("reference") or None
             yield Sample(item.place, item.text, images, messages=item.fields.get("messages"), reference=reference)
+
+
+def _missing(item: Item) -> str | None:
+    """Returns what is wrong with the first of its images' files that cannot be opened."""
+    from vlm.processing.images import check_opens
+
+    try:
+        for image in item.fields.get("images", ()):
+            check_opens(image)
+    except ImageError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 def _with_reference(item: Item) -> Item:

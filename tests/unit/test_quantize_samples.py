@@ -19,12 +19,13 @@ def by_place(samples: Samples) -> dict[str, Sample]:
 def test_lines_of_json_are_read_in_any_of_the_usual_words(tmp_path):
     lines = [
         {"question": "How many?", "image": "a.png", "answer": "4"},
-        {"prompt": "Compare.", "images": ["a.png", "gone.png"]},
+        {"prompt": "Compare.", "images": ["a.png", "a.png"]},
         {"text": "A text.", "summary": "Short."},
         {"source": "Another.", "translation": "Ein anderer."},
         {"messages": [{"role": "user", "content": "Hello."}]},
         {"answer": "to nothing"},
         {"text": "a", "prompt": "b"},
+        {"prompt": "Compare.", "images": ["a.png", "gone.png"]},
     ]
     file = tmp_path / "in.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n7\n")
@@ -33,11 +34,12 @@ def test_lines_of_json_are_read_in_any_of_the_usual_words(tmp_path):
     found = by_place(samples)
     beside = str(tmp_path / "a.png")
     assert (found["1"].text, found["1"].images, found["1"].reference) == ("How many?", (beside,), "4")
-    assert (found["2"].images, found["2"].reference) == ((beside, "gone.png"), None)
+    assert (found["2"].images, found["2"].reference) == ((beside, beside), None)
     assert (found["3"].text, found["3"].reference) == ("A text.", "Short.")
     assert (found["4"].text, found["4"].reference) == ("Another.", "Ein anderer.")
     assert found["5"].messages.messages[0].text == "Hello." and found.keys() == set("12345")
-    assert len(samples.errors) == 3 and all(str(file) in error for error in samples.errors)
+    assert len(samples.errors) == 4 and all(str(file) in error for error in samples.errors)
+    assert f"{file} line 8: gone.png does not exist; give the path of an image file" in samples.errors
 
 
 def test_lines_of_text_have_references_behind_a_tab_in_tsv_alone(tmp_path):
