@@ -8,15 +8,11 @@ import socket
 from collections.abc import Iterable
 
 from vlm.errors import InputError
+from vlm.ranges import between
 
+PORTS = between(0, 65535, "0 is any that is free")
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
 OWN_FILES = 256  # weights, workers, libraries, and connections that are being closed
-
-
-def check_port(port: int) -> None:
-    """Raises InputError for one that there is not."""
-    if not 0 <= port < 65536:
-        raise InputError(f"port is {port}; it must lie in [0, 65535], 0 is any that is free.")
 
 
 def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from vlm.options import check_limits, option
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
-from vlm_app.core.listening import check_names, check_port, listener
+from vlm_app.core.listening import PORTS, check_names, listener
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class DemoConfig:
     """How the demo listens, and what reading a file may cost. Raises InputError for a value that is not allowed."""
 
     host: str = option("127.0.0.1", "Where to listen; 0.0.0.0 is everywhere.")
-    port: int = option(7860, "0: any that is free.")
+    port: int = option(7860, "0: any that is free.", allowed=PORTS)
     share: bool = option(False, "A public address, through gradio's servers.")
     allowed_hosts: tuple[str, ...] = option(
         (), "A name that browsers may have for the page, or *; again for more.", flags=("--allowed-host",),
@@ -34,7 +34,6 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        check_port(self.port)
         check_names(self.allowed_hosts, self.allowed_origins)
 
     @property

@@ -34,7 +34,7 @@ def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[s
         with open_regular(path) as file:
             pairs, errors = _sorted(lines(str(path), file), path.suffix, limit)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}; give a .tsv or .jsonl file of pairs.") from None
     if not pairs:
         raise InputError(f"{path} holds no pair of text and reference" + (f": {listed(errors, 3)}." if errors else "."))
     return pairs, errors

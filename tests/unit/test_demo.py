@@ -54,6 +54,11 @@ def test_a_port_in_use_or_out_of_range_is_one_sentence(capsys):
     )
     with pytest.raises(InputError, match="port is 70000"):
         DemoConfig(port=70000)
+    for verb in ("demo", "serve"):
+        with pytest.raises(SystemExit):
+            main([verb, "--port", "70000"])
+        told = "vlm: --port is 70000; it must lie in [0, 65535], 0 is any that is free.\n"
+        assert capsys.readouterr().err == told
 
 
 def test_a_free_port_is_found():

@@ -53,8 +53,9 @@ class EncoderCalls:
             fields.get("images"), fields.get("pixel_values")
         )
         if not images or more:
-            what = "the last states of images" if self._engine.encoders.visual else "no encoder"
-            raise InputError(f"{self._processor.family.name} has {what} to encode, and nothing else.")
+            images_alone = "encodes images alone, to last hidden states; give images, and ask for nothing else"
+            what = images_alone if self._engine.encoders.visual else "has no encoder; give a model that has one"
+            raise InputError(f"{self._processor.family.name} {what}.")
         return Encoding(torch.cat(self._engine.encode_images(list(images), cached=True)).cpu())
 
     def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:

@@ -13,7 +13,7 @@ from vlm.options import check_limits, option, same_option
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
-from vlm_app.core.listening import check_names, check_port
+from vlm_app.core.listening import PORTS, check_names
 
 SECONDS = positive("it must be a number above 0")
 NONE_OR_MORE = at_least(0, "it must be 0 or more")
@@ -45,7 +45,7 @@ class ServerConfig(ConnectionLimits):
     """How a server listens, and what it holds and takes. Raises InputError for a value that is not allowed."""
 
     host: str = option("127.0.0.1", "Where to listen; 0.0.0.0 is everywhere.")
-    port: int = option(8000, "0: any that is free.")
+    port: int = option(8000, "0: any that is free.", allowed=PORTS)
     api_key: str | None = option(None, "Clients must send it.", env="VLM_API_KEY", default="none is needed")
     max_requests: int = option(256, "Outputs a model holds, running or waiting; more get 429.", allowed=at_least(1))
     max_body_mb: int = option(64, "Of a request.", allowed=at_least(1))
@@ -71,7 +71,7 @@ class ServerConfig(ConnectionLimits):
         default="exit-when-broken",
     )  # fmt: skip
     grpc_port: int | None = option(
-        None, "Serve KServe's protocol over gRPC, too; Triton's is 8001, 0: any that is free."
+        None, "Serve KServe's protocol over gRPC, too; Triton's is 8001, 0: any that is free.", allowed=PORTS
     )
     grpc_socket: Path | None = None  # instead, of a replica
     allowed_hosts: tuple[str, ...] = option(  # a loopback has no others
@@ -85,8 +85,6 @@ class ServerConfig(ConnectionLimits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for port in (self.port, self.grpc_port or 0):
-            check_port(port)
         if self.port and self.port == self.grpc_port:
             raise InputError(f"port {self.port} is given to HTTP and gRPC; give another --grpc-port.")
         check_names(self.allowed_hosts, self.allowed_origins)
