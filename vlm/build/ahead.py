@@ -14,19 +14,27 @@ from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs
 from vlm.convert.values import invalid_values
 from vlm.layers.quant.methods import quantization_of
+from vlm.layers.quant.quantization import Quantization
 from vlm.registry.catalogs import match_family, model_spec
 from vlm.registry.quantized_weights import check_ignored, quantized_layers
+from vlm.registry.sharded_weights import part_context
 
 
 def check_build(path: Path, kind: str, build: BuildConfig) -> None:
-    """Raises ConfigError for what cannot be built of a Hugging Face folder: limits beyond what the model allows, and
-    the layers and options of a quantization. Of other sources, and of weights that are quantized already, the
-    conversion tells."""
+    """Raises ConfigError for what cannot be built of a Hugging Face folder: limits beyond what the model allows, more
+    ranks than can split it, and the layers and options of a quantization. Of other sources, and of weights that are
+    quantized already, the conversion tells."""
     if kind != "hf":
         return
     with invalid_values(path):
         config = HFFolder(path).config
-        resolve_limits(build, role_configs(match_family(config), config))
+        spec = match_family(config)
+        configs = role_configs(spec, config)
+        resolve_limits(build, configs)
+        for role, each in spec.roles.items():
+            context = part_context(role, 0, build.mapping, Quantization())
+            if context.mapping.size > 1:
+                model_spec(each.model).skeleton(configs[role], context)
     if not quantizations(ModelFiles.from_path(path)):
         build.check_quantization_options()
         roles_to_quantize(path, kind, build.quantization, build.quantization_options)

@@ -54,6 +54,7 @@ def convert_model(
     if not is_changed:
         return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
+    check_build(source.path, source.kind, build)
     if merge_lora is not None:
         read_json(adapter_folder(str(merge_lora)) / ADAPTER_CONFIG, CheckpointError, PEFT_FOLDER)  # a mistyped name
     said = {"--tp-size": tp_size != 1, "--pp-size": pp_size != 1, "--encoder-tp-size": encoder_tp_size is not None}
