@@ -166,7 +166,8 @@ def test_command_line(arch, tmp_path, capsys):
     [
         (["latency"], "give either --model NAME, or --random-weights --arch NAME"),
         (["latency", "--arch", "nougat-base"], "--random-weights and --arch go together"),
-        (["latency", "--model", "x", "--arch", "y", "--random-weights"], "give either"),
+        (["latency", "--arch", "nougat-base", "--model", "mini-nougat"], "--model has weights of its own; leave"),
+        (["latency", "--model", "x", "--arch", "y", "--random-weights"], "leave --arch and --random-weights out, or"),
         (["latency", "--model", "mini-nougat", "--new-tokens", "1"], "--new-tokens is 1; it must be at least 2"),
         (["throughput", "--model", "mini-nougat", "--pages", "0"], "--pages is 0; it must be at least 1"),
         (["throughput", "--random-weights", "--arch", "nougat-vast"], "architecture 'nougat-vast' is unknown"),

@@ -382,7 +382,7 @@ def test_build_mistakes(cli, hf, tmp_path):
     out = ["-o", tmp_path / "engine"]
     for arguments, says in [
         ([], "there is nothing to build from"),
-        ([hf, "--random-weights", "--arch", "toy-base"], "not both"),
+        ([hf, "--random-weights", "--arch", "toy-base"], "has weights of its own; leave --arch and"),
         (["--random-weights"], "go together"),
         (["mini-t5", "--seed", "0"], "--seed is of random weights, and a source has weights of its own; leave it out."),
         (["mini-t5", "--initializer-range", "0.1"], "--initializer-range is of random weights"),

@@ -90,8 +90,8 @@ def build(
 
 
 def _check(source: str | None, random_weights: bool, arch: str | None, random: RandomOptions) -> None:
-    if random_weights and source is not None:
-        raise InputError("give either a source or --random-weights, not both.")
+    if source is not None and (random_weights or arch is not None):
+        raise InputError(f"{source} has weights of its own; leave --arch and --random-weights out, or the model.")
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
     if random.values and not random_weights:

@@ -37,7 +37,10 @@ def _group(config: type[SubjectConfig]) -> Group:
     """Returns the options of a benchmark."""
 
     def make(values: dict[str, Any]) -> SubjectConfig:
-        if values.pop("random_weights", False) != ("arch" in values):
+        is_random = values.pop("random_weights", False)
+        if "model" in values and (is_random or "arch" in values):
+            raise InputError("--model has weights of its own; leave --arch and --random-weights out, or --model.")
+        if is_random != ("arch" in values):
             raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
         return config(**values)
 
