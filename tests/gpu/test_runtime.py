@@ -129,7 +129,8 @@ def logits(engine: EngineDir, device: str, image: torch.Tensor, tokens: list[int
     runner = pipe.llm.executor.runner
     captured = []
     original = runner.decoder.logits
-    runner.graphs = pipe.llm.encoders.networks.graphs = None
+    for part in (runner, runner.prompts.passes, runner.cross_kv, runner.cross_kv.passes, pipe.llm.encoders.networks):
+        part.graphs = None
     runner.decoder.logits = lambda *rows: captured.append(original(*rows)) or captured[-1]
     for end in range(1, len(tokens) + 1):
         pipe.generate(pixel_values=image, decoder_prompt_token_ids=tokens[:end], max_new_tokens=1)

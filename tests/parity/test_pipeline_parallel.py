@@ -31,7 +31,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, EngineError
-from vlm.executor import micro_batches, paged_runner
+from vlm.executor import micro_batches, paged_runner, prefill
 from vlm.executor.torch_encoders import TorchEncoders
 from vlm.layers.quant.methods import METHODS
 from vlm.parallel.collectives import ALONE
@@ -127,11 +127,9 @@ def parts(monkeypatch):
     """Cuts passes of two rows already, and counts into how many parts."""
     counts: list[int] = []
     monkeypatch.setattr(micro_batches, "LEAST_ROWS", 1)
-    for name in ("micro_batches", "split_prefills"):
+    for module, name in ((paged_runner, "micro_batches"), (prefill, "split_prefills")):
         whole = getattr(micro_batches, name)
-        monkeypatch.setattr(
-            paged_runner, name, lambda *args, whole=whole: counts.append(len(found := whole(*args))) or found
-        )
+        monkeypatch.setattr(module, name, lambda *args, whole=whole: counts.append(len(found := whole(*args))) or found)
     return counts
 
 

@@ -14,7 +14,7 @@ import vlm
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
 from vlm.executor import kv_cache, waiting_kv
-from vlm.executor.paged_runner import PagedRunner
+from vlm.executor.cross_kv import CrossKV
 from vlm.layers import attention
 from vlm.layers.attention import CrossAttention
 from vlm.layers.context import ModelContext
@@ -110,14 +110,14 @@ def test_sequences_that_are_preempted_have_their_rows_again(tmp_path_factory, ab
 def waiting(monkeypatch) -> list[int]:
     """Has keys and values of every pass wait; the list is of how many sequences' were computed after all."""
     written: list[int] = []
-    write = PagedRunner._write_waiting_kv
+    write = CrossKV._write_kv
 
-    def noted(self: PagedRunner, sequences) -> None:
+    def noted(self: CrossKV, sequences) -> None:
         written.append(len(sequences))
         write(self, sequences)
 
     monkeypatch.setattr(waiting_kv, "LONG_ROWS", 0)
-    monkeypatch.setattr(PagedRunner, "_write_waiting_kv", noted)
+    monkeypatch.setattr(CrossKV, "_write_kv", noted)
     return written
 
 
@@ -172,8 +172,8 @@ class TestKeysAndValuesThatWait:
         pipeline = vlm.load("mini-t5", cache_dir=cache, device="cpu")
         for _ in range(3):
             pipeline.generate(TEXTS, max_new_tokens=4)
-        runner = pipeline.llm.executor.runner
-        assert len(runner._waiting_kv._sequences) == len(TEXTS) and not runner._waiting_kv.take()
+        waiting_kv = pipeline.llm.executor.runner.cross_kv.waiting
+        assert len(waiting_kv._sequences) == len(TEXTS) and not waiting_kv.take()
 
 
 def test_an_engine_whose_batches_are_too_small_keeps_no_rows(tmp_path_factory, absorbing, monkeypatch):

@@ -8,7 +8,7 @@ from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.ranks import with_followers
 from vlm.config import RuntimeConfig
-from vlm.executor import paged_runner
+from vlm.executor import cross_kv, packed_passes, prefill
 from vlm.executor.launch_bound import LaunchBound
 from vlm.executor.packing import graph_rows
 
@@ -60,14 +60,14 @@ def test_rows_that_are_added_are_few_where_they_cost_something():
 
 def test_ranks_capture_the_same_passes(monkeypatch, tmp_path):
     """Where one rank captures a pass it runs it twice; another one that does not would wait for ever."""
-    counted, bounds, count, bound = [], [], paged_runner.parameters_of, LaunchBound
-    monkeypatch.setattr(paged_runner, "parameters_of", lambda network: counted.append(count(network)) or counted[-1])
+    counted, bounds, count, bound = [], [], packed_passes.parameters_of, LaunchBound
+    monkeypatch.setattr(packed_passes, "parameters_of", lambda network: counted.append(count(network)) or counted[-1])
     monkeypatch.setattr(
-        paged_runner, "LaunchBound", lambda *sizes, in_8_bits: bounds.append((*sizes, in_8_bits)) or bound(*sizes)
+        packed_passes, "LaunchBound", lambda *sizes, in_8_bits: bounds.append((*sizes, in_8_bits)) or bound(*sizes)
     )
     engine = rebuilt(engine_dir(tiny.llama(seed=3, num_hidden_layers=3), tmp_path), pp_size=2)
     with_followers(engine, RuntimeConfig(device="cpu"), lambda pipe: True)
     assert len(set(counted)) == 2  # stages differ
     assert len(bounds) == 4 and set(bounds) == {
-        (max(counted), paged_runner.LAUNCH_BOUND_PREFILL, False), (0, paged_runner.LAUNCH_BOUND_ROWS, False)
+        (max(counted), prefill.LAUNCH_BOUND_PREFILL, False), (0, cross_kv.LAUNCH_BOUND_ROWS, False)
     }  # fmt: skip

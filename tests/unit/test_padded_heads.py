@@ -124,7 +124,7 @@ def test_a_weight_is_held_once_with_its_padding(engine, name, pads):
     odd, _ = engine(name)
     pipe = Pipeline(odd, CPU)
     runner = pipe.loop.engine.executor.runner
-    decoder, encoder = runner.decoder, runner.encoder
+    decoder, encoder = runner.decoder, runner.cross_kv.encoder
     assert {key: value.shape for key, value in decoder.state_dict().items()} == {
         key: value.shape for key, value in odd.weights("decoder").items()
     }

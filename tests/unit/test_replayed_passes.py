@@ -92,7 +92,9 @@ def test_tokens_are_those_of_eager_passes(name, options, tmp_path):
     inputs = inputs_of(eager)
     inputs += images_last(eager, inputs)
     pipe, pool = Pipeline(engine, RuntimeConfig(device="cpu", burst=4, **options)), Replayed()
-    pipe.llm.executor.runner.graphs = pool
+    runner = pipe.llm.executor.runner
+    for part in (runner, runner.prompts.passes, runner.cross_kv, runner.cross_kv.passes):
+        part.graphs = pool
     for settings in ({}, {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2}, {"num_beams": 2}):
         want, *found = (
             [out.token_ids for out in each.generate(inputs, max_new_tokens=12, ignore_eos=True, **settings)]

@@ -91,7 +91,7 @@ def test_a_decode_step_of_a_small_model_takes_one(monkeypatch):
     seen = {"encoder": set(), "decoder": set()}
     hooks = [
         network.register_forward_pre_hook(lambda *_, name=name: seen[name].add(torch.get_num_threads()))
-        for name, network in (("encoder", runner.encoder), ("decoder", runner.decoder.blocks[0]))
+        for name, network in (("encoder", runner.cross_kv.encoder), ("decoder", runner.decoder.blocks[0]))
     ]
     pipeline.generate("translate English to German: two", max_new_tokens=3)
     for hook in hooks:

@@ -66,6 +66,11 @@ def rounding_ahead(network: Network[P, R], device: torch.device) -> Callable[P, 
     return forward
 
 
+def parameters_of(network: TextNetwork) -> int:
+    """Counts the numbers of a network's parameters."""
+    return sum(x.numel() for x in network.parameters())
+
+
 def required(network: N | None) -> N:
     """Returns a network that a request calls for. Raises InputError for a model that has none."""
     if network is None:

@@ -1,0 +1,107 @@
+"""Runs prefills: chunks of prompts go into a paged cache, and what first tokens follow from is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from vlm.executor.graph_pool import GraphPool
+from vlm.executor.logits_recorder import LogitsRecorder
+from vlm.executor.micro_batches import split_prefills
+from vlm.executor.networks import DecoderNetwork, rounding_ahead
+from vlm.executor.packed_passes import PackedPasses
+from vlm.executor.packing import PackedChunks, PackedInputs
+from vlm.executor.paged_batches import PagedBatches
+from vlm.executor.prompt_embeds import gather_prompt_embeds
+from vlm.executor.runner import Embeds
+from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
+from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
+
+LAUNCH_BOUND_PREFILL = 1024  # prompt rows up to which a pass is a CUDA graph
+LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
+
+
+class Prefill:
+    """A decoder's passes over prompts, and the hidden rows of their last tokens."""
+
+    def __init__(
+        self,
+        decoder: DecoderNetwork,
+        batches: PagedBatches,
+        *,
+        logits: LogitsRecorder,
+        graphs: GraphPool | None,
+        num_stages: int,
+        maximum: Callable[[int], int],
+    ):
+        """`logits`: what keeps those of prompts that want them; `graphs`, `maximum`: as PackedPasses has them;
+        `num_stages`: of the pipeline that shares the layers."""
+        self.decoder, self.batches, self.logits, self._num_stages = decoder, batches, logits, num_stages
+        self.device, self._num_slots = batches.device, batches.padding_slot + 1
+        self.passes = PackedPasses(decoder, batches, least=LAUNCH_BOUND_PREFILL, graphs=graphs, maximum=maximum)
+        self._forward = rounding_ahead(decoder, self.device)
+        self._last_hidden: Tensor | None = None  # [S, hidden], of each slot the last token that a prefill took
+
+    @property
+    def last_hidden(self) -> Tensor:
+        """Returns the hidden rows [S, hidden] of the last token of each slot's prompt, of those that came so far."""
+        assert self._last_hidden is not None
+        return self._last_hidden
+
+    def run(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
+        """Writes chunks of prompts into the cache."""
+        for part in split_prefills(prefills, self._num_stages):
+            self._run_part(part, embeds)
+
+    def _run_part(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
+        chunks = PackedChunks.from_prefills(prefills)
+        own = (embeds.get(s.id) for s, _ in prefills)
+        parts = list(zip(own, chunks.token_ids(), strict=True)) if embeds else ()
+        prompt_embeds = gather_prompt_embeds(parts, self.decoder.config.vocab_size, self.device)
+        if any(s.request.params.return_context_logits for s, _ in prefills):
+            self._run_with_logits(prefills, chunks, prompt_embeds)
+            return
+        adapted = any_adapted([s for s, _ in prefills])
+        self.passes.run(("prefill", adapted), partial(self._pass, adapted=adapted), chunks, prompt_embeds)
+
+    def _run_with_logits(
+        self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
+    ) -> None:
+        """Prefills, and keeps the logits of the prompts that want them."""
+        inputs, adapted = chunks.to_device(self.device), any_adapted([s for s, _ in prefills])
+        batch = self._batch(inputs, prompt_embeds, adapted=adapted)
+        hidden, first = self._hidden(inputs, batch), 0
+        for sequence, chunk in prefills:
+            # a sequence that is recomputed has tokens of its own there, too
+            count = max(0, sequence.prompt_length - 1 - chunk.start)
+            if sequence.request.params.return_context_logits and count:
+                end = first + min(count, chunk.end - chunk.start)
+                spans = [(at, min(at + LOGITS_ROWS, end)) for at in range(first, end, LOGITS_ROWS)]
+                rows = (self.decoder.logits(hidden[a:b], batch.rows(a, b)) for a, b in spans)
+                self.logits.keep_context(sequence.id, chunk.start, rows)
+            first += chunk.end - chunk.start
+
+    def _pass(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
+        self._hidden(inputs, self._batch(inputs, prompt_embeds, adapted=adapted))
+
+    def _batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
+        slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles
+        axes = inputs.axes if len(inputs.axes) else None
+        options = {"axes": axes, "tiles": tiles, "prompt_embeds": prompt_embeds}
+        return self.batches.batch(slots, positions, adapted=adapted, **options)
+
+    def _hidden(self, inputs: PackedInputs, batch: ForwardBatch) -> Tensor:
+        """Writes prompt rows into the cache; returns their hidden rows [R, hidden]."""
+        hidden = self._forward(inputs.token_ids, batch)
+        self._keep_last(hidden, inputs.ends)
+        return hidden
+
+    def _keep_last(self, hidden: Tensor, ends: Tensor) -> None:
+        """Keeps the hidden rows of last tokens out of those of a pass [R, hidden]; `ends` [n, 2] as PackedInputs has
+        them."""
+        if self._last_hidden is None:
+            self._last_hidden = hidden.new_zeros(self._num_slots, hidden.shape[1])
+        rows, slots = ends.long().unbind(1)
+        self._last_hidden[slots] = hidden[rows]
