@@ -60,8 +60,7 @@ def error(kind, function, *args, **values):
 
 of_texts = SimpleNamespace(takes_images=False, takes_text=True, takes_prompt=False)
 model = SimpleNamespace(family=of_texts, vision=None, tokenizer="any", config=SimpleNamespace(cross_attention=True),
-                        tasks=None, takes_question=False,
-                        request_builder=SimpleNamespace(context=SimpleNamespace(prompt_tables=None)))
+                        tasks=None, takes_question=False, prompt_tables=None)
 triton = configs(model, ExportConfig("m", max_batch_size=1))
 steps = triton["ensemble"]["ensemble_scheduling"]["step"]
 

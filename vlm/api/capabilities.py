@@ -53,7 +53,7 @@ class Capabilities:
             max_seq_len=engine.limits.max_seq_len,
             max_encoder_input_len=engine.limits.max_encoder_input_len,
             max_input_len=engine.limits.max_input_len,
-            max_prompt_tokens=processor.request_builder.context.max_tokens,
+            max_prompt_tokens=processor.request_builder.max_prompt_tokens,
             vocab_size=processor.vocab_size,
             eos_token_ids=engine.eos_token_ids,
         )

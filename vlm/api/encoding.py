@@ -49,9 +49,7 @@ class EncoderCalls:
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
-        images = self._processor.request_builder.context.images.of_prompt(
-            fields.get("images"), fields.get("pixel_values")
-        )
+        images = self._processor.images.of_prompt(fields.get("images"), fields.get("pixel_values"))
         if not images or more:
             images_alone = "encodes images alone, to last hidden states; give images, and ask for nothing else"
             what = images_alone if self._engine.encoders.visual else "has no encoder; give a model that has one"

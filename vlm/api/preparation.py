@@ -23,7 +23,7 @@ def preparation(
     """Returns what makes the request of an input, which has its number. `pages`: of a model that reads them in steps,
     of which each has settings of its own, with which `page_params` returns the call's."""
     build, own_thread = builder.build, threading.get_ident()
-    if not builder.context.family.takes_images:  # nothing is a page or hashed, and a text has microseconds
+    if not builder.takes_images:  # nothing is a page or hashed, and a text has microseconds
         return lambda number, source: build(source, params, lora)
 
     def prepared(number: int, source: Any) -> Request:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.config import VisionConfig
-from vlm.errors import InputError
+from vlm.errors import InputError, LengthError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
 from vlm.processing.input_fields import InputFields, as_images, as_tensor
@@ -29,6 +29,15 @@ class ImageInputs:
     def question_use(self) -> QuestionUse | None:
         """Returns what becomes of a question about an image; None: no question is taken."""
         return None if self.image_processor is None else self.image_processor.question_use
+
+    def check_count(self, count: int, max_tokens: int) -> None:
+        """Raises LengthError for more images than so many tokens hold."""
+        if self.vision is not None and (rows := count * self.vision.min_rows) > max_tokens:
+            least = "" if self.vision.fixed_size else "at least "
+            raise LengthError(
+                f"{count} images and pages are {least}{rows:,} tokens, the engine was built for {max_tokens:,}; send"
+                " fewer."
+            )
 
     def of_prompt(self, sources: Any, pixels: Any) -> tuple[Image, ...]:
         """Returns the images of a prompt: those whose pixel values are there, else those of their sources."""

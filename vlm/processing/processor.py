@@ -55,10 +55,11 @@ class Processor:
     family: FamilySpec
     config: ModelConfig  # the decoder's, or that of an encoder alone
     encoder: ModelConfig | None
-    vision: VisionConfig | None
     tokenizer: Tokenizer | None
     processor_source: ProcessorSource | None  # where another process finds the image processor
-    image_processor: ImageProcessor | None
+    images: ImageInputs
+    prompts: Prompts | None  # of a family that is asked in words
+    prompt_tables: PromptTables | None  # of tasks that inputs may name
     request_builder: RequestBuilder
     generates: bool = True  # False: an encoder alone is loaded
     page_steps: PageSteps | None = None  # how it reads an image without words, as a page; None: in one request
@@ -74,7 +75,7 @@ class Processor:
         """`adapters`: the numbers of those that requests may name; `prompt_tables`: of tasks that they may name;
         `files`: what has been read already. Raises EngineError for a damaged processor."""
         family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
-        encoder, vision, config = configs.encoder, configs.visual, configs.writer
+        encoder, config = configs.encoder, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         files = files or ProcessorFiles.read(engine)
         tokenizer, image_processor = files.tokenizer, files.image_processor
@@ -84,7 +85,7 @@ class Processor:
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=5,
             )
-        prompts = None
+        images, prompts = ImageInputs(family.name, configs.visual, image_processor), None
         if (form := family.chat_format) is not None:
             prompts = Prompts.load(form, tokenizer, folder, vocab_size, with_images=family.takes_images)
         context = InputContext(
@@ -92,7 +93,7 @@ class Processor:
             config,
             engine.generation,
             tokenizer,
-            ImageInputs(family.name, vision, image_processor),
+            images,
             prompts,
             has_encoder=encoder is not None,
             vocab_size=vocab_size,
@@ -105,10 +106,11 @@ class Processor:
             family,
             config,
             encoder,
-            vision,
             tokenizer,
             files.processor_source,
-            image_processor,
+            images,
+            prompts,
+            prompt_tables,
             RequestBuilder(context, adapters),
             generates=engine.generates,
             page_steps=page_steps(engine, tokenizer),
@@ -116,6 +118,14 @@ class Processor:
         if prompt_tables is not None:
             prompt_tables.check_width(processor.prompt_width)
         return processor
+
+    @property
+    def vision(self) -> VisionConfig | None:
+        return self.images.vision
+
+    @property
+    def image_processor(self) -> ImageProcessor | None:
+        return self.images.image_processor
 
     @property
     def vocab_size(self) -> int:
@@ -130,8 +140,7 @@ class Processor:
     @property
     def supports_chat(self) -> bool:
         """Says whether the model has a template for conversations."""
-        prompts = self.request_builder.context.prompts
-        return prompts is not None and prompts.template is not None
+        return self.prompts is not None and self.prompts.template is not None
 
     @property
     def image_source(self) -> ProcessorSource:
@@ -143,7 +152,7 @@ class Processor:
     @property
     def question_use(self) -> QuestionUse | None:
         """Returns what becomes of a question about an image; None: the settings of images ask for none."""
-        return self.request_builder.context.images.question_use
+        return self.images.question_use
 
     @property
     def tasks(self) -> TaskPrompts | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vlm.errors import InputError, LengthError
+from vlm.errors import InputError
 from vlm.executor.memory import memory_errors
 from vlm.processing.conversation import Conversation
 from vlm.processing.input_context import InputContext
@@ -55,15 +55,23 @@ class RequestBuilder:
 
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
-        vision, most = self.context.images.vision, self.context.max_tokens
-        if vision is None or self.context.prompts is None:
-            return
-        rows = count * vision.min_rows
-        if rows > most:
-            least = "" if vision.fixed_size else "at least "
-            raise LengthError(
-                f"{count} images and pages are {least}{rows:,} tokens, the engine was built for {most:,}; send fewer."
-            )
+        if self.context.prompts is not None:
+            self.context.images.check_count(count, self.max_prompt_tokens)
+
+    @property
+    def takes_images(self) -> bool:
+        return self.context.family.takes_images
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Returns the tokens that a prompt may have at most, whatever else a request asks for."""
+        return self.context.max_tokens
+
+    def with_tuned_rows(self, ids: list[int], task: str | int) -> list[int]:
+        """Returns a prompt's ids with those of the rows that were tuned for a task before them. Raises InputError for
+        an unknown one."""
+        tuned = self.context.tuned_prompt(task)
+        return ids if tuned is None else self.context.with_rows(ids, len(tuned.rows))
 
     def _request(self, fields: InputFields, params: SamplingParams) -> Request:
         context, stops = self.context, None

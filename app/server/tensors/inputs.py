@@ -86,9 +86,8 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
             table = _first_of(row, "request_prompt_embedding", "request_prompt_lengths")
             source["prompt_table"] = _float32(table)
             ids = [*range(first, first + len(table)), *ids]
-        context = processor.request_builder.context
-        if task and (tuned := context.tuned_prompt(task["task"])) is not None:
-            ids = context.with_rows(ids, len(tuned.rows))
+        if task:
+            ids = processor.request_builder.with_tuned_rows(ids, task["task"])
         source |= task
         source["encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids"] = ids
     if "decoder_input_ids" in row and processor.config.cross_attention:

@@ -75,7 +75,7 @@ def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSp
     left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
     if processor.tokenizer is None:
         left_out |= STRINGS.keys()
-    if processor.request_builder.context.prompt_tables is None:
+    if processor.prompt_tables is None:
         left_out |= {spec.name for spec in TASK}
     if processor.tasks is not None and by is TEXT_IN:  # beside ids, what a task stands for is in them
         left_out.discard(TASK_NAME.name)
