@@ -20,7 +20,7 @@ from vlm.errors import VlmError
 from vlm.processing.processor import Processor
 from vlm_app.server.core.setting_names import for_clients
 from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
-from vlm_app.server.tensors.wire import DTYPES
+from vlm_app.server.tensors.values import DTYPES
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]

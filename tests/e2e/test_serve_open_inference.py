@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.server_kit import load, serving
-from vlm_app.server.tensors.wire import DTYPES
+from vlm_app.server.tensors.values import DTYPES
 
 IDS = {"name": "input_ids", "shape": [1, 3], "datatype": "UINT32", "data": [5, 9, 1]}
 LENGTH = {"name": "max_output_len", "shape": [1, 1], "datatype": "UINT32", "data": [4]}

@@ -17,6 +17,7 @@ from vlm_app.core.names import MAX_SENTENCE, MAX_WORD
 from vlm_app.server.core import errors
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.kserve.grpc.wire import is_too_large
+from vlm_app.server.tensors import values as tensor_values
 from vlm_app.server.tensors import wire as tensors
 from vlm_app.server.tensors.parameters import with_options
 from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, check_tensors
@@ -76,11 +77,11 @@ def test_bfloat16_is_widened():
 
 def test_bfloat16_is_sent():
     values = np.array([[1.0, -0.15625], [1 / 3, 0.0]], np.float32)
-    sent = tensors.as_bf16(values)
-    assert tensors.datatype_of(sent) == "BF16"
-    assert tensors.to_bytes(sent) == values.astype(ml_dtypes.bfloat16).tobytes()
+    sent = tensor_values.as_bf16(values)
+    assert tensor_values.datatype_of(sent) == "BF16"
+    assert tensor_values.to_bytes(sent) == values.astype(ml_dtypes.bfloat16).tobytes()
     with pytest.raises(InputError, match="output x is BF16, of which JSON has no values; ask for it in binary"):
-        tensors.json_values("x", sent, lambda value: value)
+        tensor_values.json_values("x", sent, lambda value: value)
 
 
 MANY = {
@@ -161,7 +162,7 @@ def test_large_outputs_are_written_in_pieces():
     body = json.loads(tensors.write(("m", "1"), request, outputs)[0])
     assert body["outputs"][0]["data"] == outputs["x"].tolist() and body["outputs"][1]["data"] == ["a", "ä"]
     assert body["id"] == "a" and body["model_name"] == "m"
-    parts = [*tensors.json_values("x", np.zeros(2**18, np.float32), float)]
+    parts = [*tensor_values.json_values("x", np.zeros(2**18, np.float32), float)]
     assert max(map(len, parts)) < 2**15
     large = np.broadcast_to(np.float32(0), 2**24)
     with pytest.raises(LimitError, match=r"^output x has 16,777,216 values, as JSON at most 8,388,608 are sent; ask"):

@@ -24,7 +24,8 @@ from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN
 from vlm_app.server.tensors.parameters import check, with_options
 from vlm_app.server.tensors.settings import adapter_of
 from vlm_app.server.tensors.specs import check_names, check_tensors
-from vlm_app.server.tensors.wire import DTYPES, InferRequest, as_bf16
+from vlm_app.server.tensors.values import DTYPES, as_bf16
+from vlm_app.server.tensors.wire import InferRequest
 
 MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
 MAX_STATE_BYTES = 2**31  # of its hidden states, padding included: a message of gRPC holds no more

@@ -28,9 +28,11 @@ from vlm_app.server.kserve.descriptions import specs
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.aliases import by_own_names, sent_names
+from vlm_app.server.tensors.json_parts import json_parts
 from vlm_app.server.tensors.settings import SCALARS
 from vlm_app.server.tensors.specs import TASK_NAME, TENSORS_IN, TensorSpec, check_names
-from vlm_app.server.tensors.wire import json_parts, json_values, request_from
+from vlm_app.server.tensors.values import json_values
+from vlm_app.server.tensors.wire import request_from
 
 router = APIRouter(prefix="/v2/models/{name}")
 DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")

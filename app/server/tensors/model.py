@@ -11,7 +11,7 @@ from vlm.processing.processor import Processor
 from vlm_app.server.tensors.aliases import ALIASES
 from vlm_app.server.tensors.settings import ADAPTER, SCALARS
 from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, either, forms_of, output_specs
-from vlm_app.server.tensors.wire import DTYPES
+from vlm_app.server.tensors.values import DTYPES
 
 HIDDEN = ("output_hidden_states", "output_hidden_state")  # T5-Encoder's guide, its code and config.pbtxt
 ATTENTIONS = "output_attentions"

@@ -13,7 +13,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from vlm.errors import InputError, counted
-from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, outputs_to_send, request_from, to_bytes
+from vlm_app.server.tensors.values import datatype_of, to_bytes
+from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, outputs_to_send, request_from
 
 CONTENTS = {
     "BOOL": "bool_contents",
