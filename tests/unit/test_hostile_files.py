@@ -20,9 +20,10 @@ from tests import hostile_kit as kit
 from visual_engines.families.image_processors import CLIP
 from vlm.errors import DocumentError, ImageError
 from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
-from vlm.processing.documents import PdfDocument, is_pdf, open_document
+from vlm.processing.documents import is_pdf, open_document
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import FORMATS, load_image
+from vlm.processing.pdf_document import PdfDocument
 from vlm.registry.images import Transform
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
 from vlm.processing import documents
-from vlm.processing.documents import PdfDocument
+from vlm.processing.pdf_document import PdfDocument
 from vlm.stage_clock import StageClock
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig

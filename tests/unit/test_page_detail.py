@@ -14,11 +14,12 @@ from tests import media_kit as kit
 from visual_engines.families.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.errors import ImageError
-from vlm.processing import documents
-from vlm.processing.documents import DocumentPage, PdfDocument, open_document
+from vlm.processing import pdf_document
+from vlm.processing.documents import DocumentPage, open_document
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
+from vlm.processing.pdf_document import PdfDocument
 from vlm.processing.sized_images import OVERSAMPLING
 from vlm_app.demo.documents import UploadedPage
 
@@ -152,8 +153,8 @@ def scan(folder: Path, size: tuple[int, int] = (1700, 2200), **options) -> Path:
 
 def counted(monkeypatch) -> list[float]:
     """Returns the scales at which pages are drawn from now on."""
-    scales, drawn = [], documents._drawn
-    monkeypatch.setattr(documents, "_drawn", lambda page, scale: scales.append(scale) or drawn(page, scale))
+    scales, drawn = [], pdf_document._drawn
+    monkeypatch.setattr(pdf_document, "_drawn", lambda page, scale: scales.append(scale) or drawn(page, scale))
     return scales
 
 

@@ -27,7 +27,8 @@ class OpenDocument:
     """
 
     def __init__(self, path: Path):
-        from vlm.processing.documents import PDFIUM, PdfDocument, open_document
+        from vlm.processing.documents import open_document
+        from vlm.processing.pdf_document import PDFIUM, PdfDocument
 
         self._copy = LocalCopy(path)
         with self._renamed():
