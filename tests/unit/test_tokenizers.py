@@ -16,8 +16,9 @@ from llm_engines.families.byte_tokenizer import byte_tokenizer
 from vlm.api.outputs import text_stream
 from vlm.build.store import packaged_models
 from vlm.convert.tokenizer_files import make_tokenizer
-from vlm.errors import CheckpointError, InputError
+from vlm.errors import CheckpointError, InputError, LengthError
 from vlm.processing.text_stream import StopStrings, TextStream, before_stop
+from vlm.processing.token_bounds import TokenBound
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.catalogs import families
 from vlm.registry.tokenizer_rules import no_rules
@@ -272,3 +273,14 @@ def test_texts_that_are_read_at_once_have_the_ids_of_each_alone(monkeypatch):
     assert at_once.encode_source("another") == alone.encode_source("another")
     assert at_once.encode_source(TEXTS[0], limit=4) == alone.encode_source(TEXTS[0], limit=4)
     assert alone.together([*TEXTS, "\ud800"], limit=100) is alone
+
+
+def test_what_a_tokenizer_bounds_texts_by_is_found_once(monkeypatch):
+    """Not for each few texts that are read at once: it goes through the whole vocabulary."""
+    found, find = [], TokenBound.from_tokenizer
+    monkeypatch.setattr(TokenBound, "from_tokenizer", lambda fast: found.append(fast) or find(fast))
+    alone, long = Tokenizer(FastTokenizer.from_str(byte_tokenizer(125))), "a" * 400
+    for _ in range(3):
+        with pytest.raises(LengthError, match="the text has at least"):
+            alone.together(TEXTS, limit=20).check_length(long, 20)
+    assert len(found) == 1

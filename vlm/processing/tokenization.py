@@ -78,6 +78,7 @@ class Tokenizer:
         self.bos_token, self.eos_token = named_tokens.get("bos_token", ""), named_tokens.get("eos_token", "")
         self._fast, self._target, self._skip_special = fast, target or fast, True
         self._read: Mapping[str, list[int]] = {}  # ids of texts that were tokenized together
+        self._bounds: list[TokenBound] = []  # of this one and its copies: to find it takes a third of a second
 
     @classmethod
     def from_dir(cls, path: Path, read_rules: ReadRules = no_rules) -> Tokenizer | None:
@@ -200,9 +201,11 @@ class Tokenizer:
         most = CHARACTERS_PER_TOKEN * max(1, limit)
         return text[-most:] if self.truncation_side == "left" else text[:most]
 
-    @functools.cached_property
+    @property
     def _bound(self) -> TokenBound:
-        return TokenBound.from_tokenizer(self._fast)
+        if not self._bounds:
+            self._bounds.append(TokenBound.from_tokenizer(self._fast))
+        return self._bounds[0]
 
     def encode_source(
         self,
