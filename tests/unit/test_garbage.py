@@ -88,3 +88,14 @@ def test_no_garbage_is_collected_in_a_block(was_enabled):
         assert gc.isenabled() is was_enabled
     finally:
         gc.enable()
+
+
+def test_no_garbage_is_collected_until_the_last_of_several_blocks_ends():
+    """Another thread's, in which a graph is captured, say."""
+    first, second = without_collections(), without_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
