@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -63,6 +65,25 @@ def test_the_last_pass_begins_before_the_step_is_planned_and_no_garbage_is_colle
     bart.generate([{"encoder_input_ids": TEXTS[0][:5]} for _ in range(3)], max_new_tokens=1)
     assert recorded()[:8] == ["add", "admit", "encode_texts", "add", "add", "admit", "encode_texts", "step"]
     assert not any(enabled) and gc.isenabled()
+
+
+def test_garbage_is_collected_while_an_input_is_long_in_coming(bart):
+    """Of a source that blocks, and of a Future: an idle engine may wait for them for hours."""
+    enabled, awaited = [], Future()
+
+    def source() -> Iterator[Any]:
+        for text in TEXTS:
+            enabled.append(gc.isenabled())
+            yield {"encoder_input_ids": text}
+        threading.Timer(0.2, arrive).start()
+        yield awaited
+
+    def arrive() -> None:
+        enabled.append(gc.isenabled())
+        awaited.set_result({"encoder_input_ids": TEXTS[0]})
+
+    assert len([*bart.as_completed(source(), window=1, max_new_tokens=1)]) == len(TEXTS) + 1
+    assert len(enabled) == len(TEXTS) + 1 and all(enabled) and gc.isenabled()
 
 
 @pytest.mark.parametrize("prompt", [(), (2, 7, 9)])

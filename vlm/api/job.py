@@ -63,6 +63,7 @@ class Job:
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""
         while not self._is_stopped and (self._waiting or self._outputs.num_under_way or self._inputs.more):
+            self._inputs.fill()
             with self._undisturbed():
                 errors = self._added()
                 updates = self._loop.step_for(self._waiting) if self._waiting and not errors else []
@@ -88,8 +89,10 @@ class Job:
         return not self._waiting and not self._outputs.num_under_way
 
     def _undisturbed(self) -> AbstractContextManager[None]:
-        """Has no garbage collected where an idle device waits for short work, of which that would be a good part."""
-        return without_collections() if self._is_idle and self._inputs.most > 1 else nullcontext()
+        """Has no garbage collected where an idle device waits for short work, of which that would be a good part; what
+        is yet to come may be long in coming."""
+        is_short = self._is_idle and self._inputs.most > 1 and not self._inputs.num_awaited
+        return without_collections() if is_short else nullcontext()
 
     def _added(self) -> list[Result]:
         """Queues the inputs that are prepared; returns the errors of those that cannot be."""

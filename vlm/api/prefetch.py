@@ -49,7 +49,7 @@ class Prefetch:
         self._awaited: dict[int, Future[Any]] = {}  # inputs that are not there yet, by index
         self._lock = threading.Lock()  # of an input that comes: it is awaited, or under way, never both or neither
         self._exhausted = self._closed = False
-        self._fill(awaited=True)
+        self.fill(awaited=True)
 
     @property
     def more(self) -> bool:
@@ -59,6 +59,11 @@ class Prefetch:
     def num_prepared(self) -> int:
         """Returns how many inputs wait to be taken."""
         return self._prepared.num_ready
+
+    @property
+    def num_awaited(self) -> int:
+        """Returns how many inputs are not there yet."""
+        return len(self._awaited)
 
     @property
     def num_preparing(self) -> int:
@@ -79,7 +84,7 @@ class Prefetch:
     ) -> Generator[list[tuple[int, Outcome[Any]]], None, None]:
         """Yields inputs as they are prepared, those of one task together; waits for one when `block`. Each goes to
         `use` at once, which says whether there is time to wait for another one."""
-        self._fill()
+        self.fill()
         if not block:
             self._prepared.work_beside()
         end: float | None = None  # of the wait for others
@@ -119,7 +124,7 @@ class Prefetch:
             return False
         return not any_taken or self._prepared.num_under_way > 0
 
-    def _fill(self, *, awaited: bool = False) -> None:
+    def fill(self, *, awaited: bool = False) -> None:
         """Begins with what there is room for; `awaited`: who asks waits for it, and makes one that is alone itself."""
         begun: list[tuple[int, tuple[int, Any]]] = []
         for index, value in itertools.islice(itertools.chain(self._taken_first(), self._source), self._room):
