@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -467,6 +469,78 @@ def test_room_is_made_by_the_longest_unused():
     assert not blocks.balanced
     blocks.free(first)
     assert blocks.balanced
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["allocate", "share", "free", "register", "acquire", "forget"]),
+        st.integers(0, 99),  # which of those that there are
+        st.integers(0, 4),  # blocks, or owners
+        st.sampled_from(["self", "cross"]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.integers(0, 6), st.integers(0, 4))
+def test_blocks_are_those_of_their_owners(steps, num_self, num_cross):
+    """Beside a book that has a list of blocks of each owner and nothing else; kinds never share a block, as in an
+    engine."""
+    blocks = BlockManager(num_self, num_cross)
+    owners: list[tuple[str, list[int]]] = []
+    known: dict[bytes, int] = {}
+    for number, (step, which, count, kind) in enumerate(steps):
+        owned = {block for own, held in owners if own == kind for block in held}
+        if step == "allocate" and count <= blocks.available(kind):
+            taken = blocks.allocate(count, kind)
+            assert len(set(taken)) == count and not any(set(taken) & set(held) for _, held in owners)
+            known = {key: block for key, block in known.items() if block not in taken}
+            owners.append((kind, taken))
+        elif step == "share" and owners:
+            own, held = owners[which % len(owners)]
+            blocks.share(held[:count])
+            owners.append((own, held[:count]))
+        elif step == "free" and owners:
+            own, held = owners.pop(which % len(owners))
+            blocks.free(held, own)
+        elif step == "register" and kind == "self" and owned and (block := min(owned)) not in known.values():
+            blocks.register(block, b"%d" % number)
+            known[b"%d" % number] = block
+        elif step == "acquire" and kind == "self" and known:
+            hits = blocks.lookup([[*known][which % len(known)]])
+            if blocks.num_evictable(hits) <= blocks.available("self"):
+                blocks.acquire(hits, "self")
+                owners.append(("self", hits))
+        elif step == "forget":
+            blocks.reset_prefix_cache()
+            known = {}
+        for each in ("self", "cross"):
+            held = {block for own, of_one in owners if own == each for block in of_one}
+            assert blocks.num_used[each] == len(held)
+        assert {key: blocks.lookup([key])[0] for key in known} == known
+        assert blocks.balanced == (not any(held for _, held in owners))
+    for own, held in owners:
+        blocks.free(held, own)
+    assert blocks.balanced
+
+
+class Watched(Request):
+    """It may be referred to weakly."""
+
+
+def test_what_is_aborted_before_it_decodes_is_let_go():
+    llm = engine(num_self=12, slots=2, burst=4, asynchronous=True, config=ALONE, max_prefill_tokens=5)
+    for first in (10, 20, 30):
+        request = Watched(tuple(range(first, first + 18)), params=SamplingParams(max_new_tokens=3))
+        number, gone = llm.add(request), weakref.ref(request)
+        del request
+        llm.step()
+        llm.abort(number)
+        assert [update.completion.finish_reason for update in llm.step()] == ["abort"]
+        llm.executor.slots.clear()  # which here know who had them last
+        gc.collect()
+        assert gone() is None
 
 
 def test_preemption_happens_and_loses_nothing():

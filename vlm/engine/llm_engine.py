@@ -138,6 +138,7 @@ class LLMEngine:
         self._at_work = plan.running
         if plan.running:
             self._launch(plan)
+        self._ended.clear()
         self._updates += self._collect(but=int(bool(plan.running)))
         if not self.executor.asynchronous or not self._more_to_launch():
             self._updates += self._collect()
@@ -215,7 +216,6 @@ class LLMEngine:
         if plan.further_steps:
             self._in_flight.append(self.executor.launch(plan.running, plan.further_steps, plan.drafts, first=[]))
         self.executor.encode_waiting(self.scheduler.waiting)
-        self._ended.clear()
 
     def _collect(self, but: int = 0) -> list[TokenUpdate]:
         """Waits for the bursts that were launched, `but` for so many of the last ones."""
