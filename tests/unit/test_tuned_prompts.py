@@ -62,6 +62,8 @@ def test_half_precision_and_several_ranks(tmp_path):
 TABLE = torch.randn(4, 32)
 FT_TABLE = "inference_table.prompt_table.taskname.prompt_embeddings.weight"
 TRAIN = {"data": {"train_ds": {"add_bos": True, "add_sep": True}}}
+EMPTY = {"embedding.weight": (0, 32), "first.weight": (8, 32), "first.bias": 8, "second.weight": (32, 8),
+         "second.bias": 32}  # fmt: skip
 LEARNED = {"position_embedding_type": "learned_absolute"}
 
 
@@ -77,6 +79,9 @@ def test_rows_of_peft_that_were_made_before(name, tmp_path):
 @pytest.mark.parametrize(("layers", "more", "words"), [
     ({}, {}, "holds no rows of tuned prompts .ptuning_adapter.; give the .nemo file that NeMo wrote at the end"),
     ({"inference_table": 0 * TABLE}, {}, "holds no rows of tuned prompts"),
+    ({"inference_table": TABLE.cfloat()}, {}, "holds no rows of tuned prompts"),
+    ({name: torch.ones(shape) for name, shape in EMPTY.items()}, {}, "holds no rows of tuned prompts"),
+    ({"inference_table": (0 * TABLE / 0).to(torch.float8_e4m3fn)}, {}, "holds NaN or infinity among its rows"),
     ({"inference_table": TABLE / 0}, {}, "holds NaN or infinity among its rows"),
     ({"inference_table": TABLE}, {"peft": {"peft_scheme": "ptuning", "p_tuning": {"virtual_tokens": 5}}},
      "holds 4 rows of tuned prompts, its virtual_tokens is 5"),
@@ -108,6 +113,14 @@ def test_inspect_says_how_an_archive_of_prompts_is_used(make, tmp_path, monkeypa
         "next": f"vlm convert {path} -o {out}", "then": f"vlm run --text TEXT --model MODEL --prompt-table {out}",
     }  # fmt: skip
     assert "nemo folder of tuned prompts" in call("inspect", folder).stdout
+
+
+def test_inspect_tells_of_a_number_of_thousands_of_digits_in_one_sentence(tmp_path):
+    folder = GPTNext().unpacked_ptuning(tmp_path / "content", {"inference_table": TABLE})
+    with (folder / "model_config.yaml").open("a") as config:
+        config.write(f"\ntarget: 0x{'f' * 9000}\n")
+    assert "holds a value that no model has" in one_sentence(call("inspect", folder))
+    assert "holds a value that no model has" in one_sentence(call("inspect", archive(folder, tmp_path / "a.nemo")))
 
 
 def test_rows_of_peft_are_no_model(tmp_path):

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, is_checkpoint, scratch_beside
 from vlm.artifacts.engine_dir import is_engine
-from vlm.artifacts.files import check_replaceable, read_json
+from vlm.artifacts.files import check_replaceable
 from vlm.artifacts.manifest import WHAT
-from vlm.artifacts.peft_folder import FILE as ADAPTER_CONFIG
-from vlm.artifacts.peft_folder import WHAT as PEFT_FOLDER
 from vlm.build.ahead import check_build
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
 from vlm.convert.adapters.completed_base import completed_base, completes
 from vlm.convert.adapters.merging import merge_adapter
+from vlm.convert.adapters.peft import read_settings
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import CheckpointError, EngineError, InputError, listed
@@ -56,7 +55,7 @@ def convert_model(
     check_output(out)
     check_build(source.path, source.kind, build)
     if merge_lora is not None:
-        read_json(adapter_folder(str(merge_lora)) / ADAPTER_CONFIG, CheckpointError, PEFT_FOLDER)  # a mistyped name
+        read_settings(adapter_folder(str(merge_lora)))  # a mistyped name
     said = {"--tp-size": tp_size != 1, "--pp-size": pp_size != 1, "--encoder-tp-size": encoder_tp_size is not None}
     asked = [name for name, is_said in {**said, "--merge-lora": merge_lora is not None}.items() if is_said]
     with scratch_beside(out) as scratch:

@@ -10,6 +10,7 @@ from llm_engines.converters.nemo import gpt, ia3, prompts, ptuning, t5
 from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, config_of, distributed, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables
+from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, ConfigError, listed
 
 KINDS = {"GPT": gpt, "T5": t5, "T0": t5, "BART": t5}  # by a part of the name of the model's class
@@ -47,11 +48,12 @@ def beside_model(source: Path) -> str | None:
     """Returns what was tuned beside a model, where an archive or its folder is that; None where it is a model.
     Raises CheckpointError and ConfigError for what is neither."""
     config = config_of(source)
-    if prompts.is_here(config) or ptuning.is_here(config):
-        return "tuned prompts"
-    if ia3.is_here(config):
-        return "an adapter"
-    _kind(source, config)
+    with invalid_values(source):
+        if prompts.is_here(config) or ptuning.is_here(config):
+            return "tuned prompts"
+        if ia3.is_here(config):
+            return "an adapter"
+        _kind(source, config)
     return None
 
 

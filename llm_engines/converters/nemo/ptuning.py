@@ -40,7 +40,7 @@ def convert(folder: Path, config: Mapping[str, Any], out: Path) -> PromptTables:
         raise CheckpointError(f"{folder} holds {len(rows)} rows of tuned prompts, its virtual_tokens is {count}.")
     template = str(_part(_part(config, "data"), "train_ds").get("prompt_template") or "")
     base = str(config.get("restore_from_path") or "")
-    return write_tables(out, base, [TunedPrompt(rows.float().numpy(), TASK, template)])
+    return write_tables(out, base, [TunedPrompt(rows.numpy(), TASK, template)])
 
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
@@ -60,13 +60,14 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
 def _rows(folder: Path) -> Tensor:
     """Returns what the layers make of their embedding, as NeMo does when it answers; else what they once made."""
     state = Stage(folder, weight_files(folder)[0], lambda name: 1)  # later stages of a pipeline have nothing
-    parts = {match[1]: state[name] for name in state if (match := PART.fullmatch(name))}
+    named = {match[1]: state[name] for name in state if (match := PART.fullmatch(name))}
+    parts = {name: x.float() for name, x in named.items() if x.is_floating_point()}
     if all(name in parts for name in LAYERS):
-        embedding, *layers = (parts[name].float() for name in LAYERS)
+        embedding, *layers = (parts[name] for name in LAYERS)
         rows = _made(folder, embedding, *layers)
     else:
         rows = next((parts[name] for name in TABLES if name in parts and parts[name].any()), None)
-    if rows is None or rows.ndim != 2:
+    if rows is None or rows.ndim != 2 or not rows.numel():
         raise CheckpointError(
             f"{folder} holds no rows of tuned prompts (ptuning_adapter); give the .nemo file that NeMo wrote at the end"
             " of the tuning."

@@ -37,13 +37,18 @@ class PeftAdapter:
     trained: Mapping[str, Tensor]  # tensors that take the place of the model's own, or are the same
 
 
-def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
-    """Returns the adapter of a folder; `merging`: with tensors that take the place of the model's own, which no request
-    can name. Others are frozen weights, which it only adds to. Raises ConfigError and CheckpointError."""
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Returns what an adapter's folder says of it. Raises ConfigError for what is no such folder."""
     check_no_archive(folder, str(folder), ConfigError)
     if os.path.isfile(folder):  # of any name, however long
         raise ConfigError(f"{folder} is a file and no {WHAT}; give the folder that holds its {FILE}.")
-    values = read_json(folder / FILE, ConfigError, WHAT)
+    return read_json(folder / FILE, ConfigError, WHAT)
+
+
+def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
+    """Returns the adapter of a folder; `merging`: with tensors that take the place of the model's own, which no request
+    can name. Others are frozen weights, which it only adds to. Raises ConfigError and CheckpointError."""
+    values = read_settings(folder)
     if (kind := str(values.get("peft_type"))) not in KINDS:
         instead = f"; give it with --prompt-table {folder}" if kind in TUNED_PROMPTS else ""
         raise ConfigError(
