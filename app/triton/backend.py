@@ -20,7 +20,7 @@ from vlm.errors import VlmError
 from vlm.processing.processor import Processor
 from vlm_app.server.core.setting_names import for_clients
 from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
-from vlm_app.server.tensors.values import DTYPES
+from vlm_app.server.tensors.values import BF16, DTYPES
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]
@@ -60,7 +60,7 @@ def response(tensors: Tensors, config: Mapping[str, Any]) -> Any:
 
 def _typed(array: np.ndarray, data_type: str) -> np.ndarray:
     dtype = DTYPES.get(data_type.removeprefix("TYPE_"))  # texts are TYPE_STRING
-    return array if dtype is None else array.astype(dtype, copy=False)
+    return array if dtype in (None, BF16) else array.astype(dtype, copy=False)  # NumPy has no BF16
 
 
 def failure(error: Exception) -> Any:
