@@ -6,6 +6,7 @@ import codecs
 import errno
 import itertools
 import json
+import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -113,8 +114,8 @@ def from_file(
 
 def beside(file: str, path: str) -> str:
     """Returns a path that a file names; where there is none it may stand beside the file."""
-    other = Path(file).parent / path
-    return str(other) if not Path(path).exists() and other.exists() else path
+    other = os.path.join(os.path.dirname(file), path)
+    return other if not os.path.exists(path) and os.path.exists(other) else path  # of names that can be none, too
 
 
 def check_ends(path: Path) -> None:

@@ -42,6 +42,16 @@ def test_lines_of_json_are_read_in_any_of_the_usual_words(tmp_path):
     assert f"{file} line 8: gone.png does not exist; give the path of an image file" in samples.errors
 
 
+def test_a_name_that_no_file_can_have_costs_its_line(tmp_path):
+    lines = [{"prompt": "What?", "images": ["x" * 5000]}, {"prompt": "What?", "images": ["a\0b"]}, {"prompt": "Why?"}]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    samples = Samples.read(tmp_path / "in.jsonl", 9, seed=0)
+    assert [each.text for each in samples.drawn] == ["Why?"]
+    assert sorted(error.rpartition("cannot be read: ")[2] for error in samples.errors) == [
+        "File name too long", "it can be no path (embedded null byte)",
+    ]  # fmt: skip
+
+
 def test_lines_of_text_have_references_behind_a_tab_in_tsv_alone(tmp_path):
     for name in ("in.tsv", "in.txt"):
         (tmp_path / name).write_text("one\teins\n\ntwo\n")
