@@ -80,17 +80,17 @@ class Engine:
         """Yields a request's outputs: all of them when they have ended, or at every step the ones so far."""
         items = read_batch(self._processor, inputs)
         outputs = PartialOutputs(items)
-        async with aclosing(merge_bursts([self._stream(each) for each in items])) as bursts:
+        async with aclosing(merge_bursts([self._stream(each, final_only=not every) for each in items])) as bursts:
             async for burst in bursts:
-                taken = [outputs.take(n, delta) for n, delta in burst if every or delta.output is not None]
+                taken = [outputs.take(n, delta) for n, delta in burst]
                 if every and any(taken):
                     yield write_batch(self._processor, items, outputs.rows)
         if not every:
             yield write_batch(self._processor, items, outputs.rows)
 
-    async def _stream(self, item: GenerationInput) -> AsyncGenerator[TextDelta, None]:
+    async def _stream(self, item: GenerationInput, *, final_only: bool) -> AsyncGenerator[TextDelta, None]:
         request = await self._model.request(item.source, item.files, **item.sampling)
-        async with aclosing(self._model.stream(request)) as deltas:
+        async with aclosing(self._model.stream(request, final_only=final_only)) as deltas:
             async for delta in deltas:
                 yield delta
 

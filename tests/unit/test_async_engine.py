@@ -18,6 +18,8 @@ from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.requests.token_update import TokenUpdate
 
 TEXT = "translate English to German: The old ship is small."
+SAMPLES = {"num_return_sequences": 2, "temperature": 1.0, "seed": 1}
+SETTINGS = [{"stop": "i", "top_logprobs": 2}, SAMPLES, {"num_beams": 2}]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,29 @@ def test_updates_add_up_to_the_output(t5):
     assert all(len(update.top_logprobs) == len(update.token_ids) for update in updates)
     assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
     assert updates[-1].completion.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_who_asks_for_whole_outputs_is_told_of_each_once(t5, settings):
+    """And its listener of every step."""
+
+    async def ask():
+        async with running(t5) as model:
+            request, seen = await model.request({"text": TEXT}, [], **settings), []
+            listen = {"on_update": lambda index, update: seen.append((index, update))}
+            whole = [delta async for delta in model.stream(request, final_only=True, **listen)]
+            return whole, seen, [delta async for delta in model.stream(request)]
+
+    whole, seen, pieces = asyncio.run(ask())
+    assert len({delta.index for delta in whole}) == len(whole)
+    for delta in whole:
+        steps = [each.update for each in pieces if each.index == delta.index and each.update]
+        listened = [update for index, update in seen if index == delta.index]
+        assert "".join(each.text for each in pieces if each.index == delta.index) == delta.text == delta.output.raw_text
+        for name in ("token_ids", "logprobs", "top_logprobs"):
+            everything = list(getattr(delta.update, name))
+            assert everything == [x for update in steps for x in getattr(update, name)]
+            assert everything == [x for update in listened for x in getattr(update, name)]
 
 
 def test_who_is_behind_is_told_in_one_piece(t5):

@@ -79,22 +79,28 @@ class AsyncPipeline:
         """Unloads an adapter as `Pipeline.unload_lora`."""
         await self.engine.run(lambda: self.pipeline.adapters.unload(name))
 
-    async def stream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
-        """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
+    async def stream(
+        self, request: Request, *, final_only: bool = False, **listeners: Callable[..., None]
+    ) -> AsyncGenerator[TextDelta, None]:
+        """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it.
+        `final_only`: each in one piece, when it has ended. `listeners`: on_update; see AsyncEngine.generate."""
         requests = samples_of(request)
-        texts = [self._text_stream(request) for _ in requests]
-        async with aclosing(self.engine.generate(requests)) as updates:
+        texts = [None if final_only else self._text_stream(request) for _ in requests]
+        async with aclosing(self.engine.generate(requests, final_only=final_only, **listeners)) as updates:
             async for index, update in updates:
                 stream = texts[index]
-                text = stream.push(update.token_ids, last=update.finished) if stream else ""
                 output = None if update.completion is None else await self._output(update.completion)
+                if stream is None:
+                    text = output.raw_text if output else ""
+                else:
+                    text = stream.push(update.token_ids, last=update.finished)
                 yield TextDelta(index, text, update, output)
                 for rank, other in enumerate(output.alternatives if output else (), 1):
                     yield TextDelta(rank, other.raw_text, None, other)
 
     async def generate(self, request: Request) -> list[Output]:
         """Returns a request's outputs: one, or as many as num_return_sequences."""
-        async with aclosing(self.stream(request)) as deltas:
+        async with aclosing(self.stream(request, final_only=True)) as deltas:
             outputs = {delta.index: delta.output async for delta in deltas if delta.output}
         return [outputs[index] for index in sorted(outputs)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,22 @@ class AsyncCall:
     """Requests, or a function, and what has come of them."""
 
     requests: list[Request] = field(default_factory=list)
+    final_only: bool = False  # an output is waited for until it has ended
+    on_update: Callable[[int, TokenUpdate], None] = lambda index, update: None  # in the event loop, with every step's
     indices: dict[int, int] = field(default_factory=dict)  # by the engine's id; its thread's own
     # (index of the request, what a step brought for it), or what the function returns, or an Exception
     results: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    def take(self, result: Any) -> None:
+        """Takes what has come for it over, within the event loop, and wakes who waits for that."""
+        if self.requests and not isinstance(result, Exception):
+            index, update = result
+            self.on_update(index, update)
+            if self.final_only:
+                if not update.finished:
+                    return
+                result = index, update.whole()
+        self.results.put_nowait(result)
 
     async def result(self) -> Any:
         """Returns the next result. Raises one that is an Exception."""

@@ -68,13 +68,20 @@ class AsyncEngine:
             await asyncio.to_thread(self._thread.join, 1)
         self._watching.cancel()
 
-    async def generate(self, requests: list[Request]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
-        """Yields (index of the request, what steps brought for it) as it comes; leaving the iteration early aborts the
-        rest.
+    async def generate(
+        self,
+        requests: list[Request],
+        *,
+        final_only: bool = False,
+        on_update: Callable[[int, TokenUpdate], None] = lambda index, update: None,
+    ) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
+        """Yields (index of the request, what steps brought for it) as it comes, or `final_only` once, when the request
+        has ended; leaving the iteration early aborts the rest. `on_update` is called in the event loop with the same
+        of every step, as soon as it is there.
 
         Raises LimitError and InputError for what the engine cannot hold, EngineError when it has broken.
         """
-        call, num_unfinished = AsyncCall(requests), len(requests)
+        call, num_unfinished = AsyncCall(requests, final_only, on_update), len(requests)
         with self._submitted(call, partial(self._add, call)):
             try:
                 while num_unfinished:
@@ -181,7 +188,7 @@ class AsyncEngine:
     def _hand_over(self, results: list[tuple[AsyncCall, object]]) -> None:
         def put() -> None:
             for call, result in results:
-                call.results.put_nowait(result)
+                call.take(result)
 
         if results:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits

@@ -60,6 +60,12 @@ class TokenUpdate(NamedTuple):
         """Says whether this is the request's last update."""
         return self.completion is not None
 
+    def whole(self) -> TokenUpdate:
+        """Returns a request's last update as if it had brought all of its tokens."""
+        assert self.completion is not None
+        tokens, logprobs, top = self.completion.token_ids, self.completion.logprobs, self.completion.top_logprobs
+        return self._replace(token_ids=tuple(tokens), logprobs=tuple(logprobs), top_logprobs=tuple(top))
+
     def followed_by(self, later: TokenUpdate) -> TokenUpdate:
         """Returns both as one update of the request."""
         return later._replace(

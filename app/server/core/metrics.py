@@ -9,10 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from vlm.api.async_pipeline import TextDelta
 from vlm.engine.llm_engine import EngineUsage
 from vlm.processing.media_pool import MediaPool
-from vlm.requests.token_update import Completion
+from vlm.requests.token_update import Completion, TokenUpdate
 
 Usages = Callable[[], dict[str, EngineUsage | None]]  # of each model; None of an encoder alone
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -64,17 +63,18 @@ class Stopwatch:
         self._first, self._next = metrics.first_token.labels(model), metrics.token.labels(model)
         self._began, self._last = time.perf_counter(), {}
 
-    def observe(self, delta: TextDelta) -> None:
-        if delta.update is None or not delta.update.token_ids:
+    def observe(self, index: int, update: TokenUpdate) -> None:
+        """Takes what a step brought for an output."""
+        if not update.token_ids:
             return
-        at, count = delta.update.time, len(delta.update.token_ids)
-        last = self._last.get(delta.index)
+        at, count = update.time, len(update.token_ids)
+        last = self._last.get(index)
         if last is None:
             self._first.observe(at - self._began)
         else:
             for _ in range(count):
                 self._next.observe((at - last) / count)
-        self._last[delta.index] = at
+        self._last[index] = at
 
 
 class _Occupancy(Collector):

@@ -93,9 +93,12 @@ class Texts:
                 " max_tokens, n or top_logprobs."
             )
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta, dict[str, Any] | None], None]:
-        """Yields (choice, delta, its log-probabilities), of all inputs as they come."""
-        async with aclosing(self._service.stream_all(self._items)) as deltas:
+    async def deltas(
+        self, *, final_only: bool = False
+    ) -> AsyncGenerator[tuple[int, TextDelta, dict[str, Any] | None], None]:
+        """Yields (choice, delta, its log-probabilities), of all inputs as they come; `final_only`: once they have
+        ended."""
+        async with aclosing(self._service.stream_all(self._items, final_only=final_only)) as deltas:
             async for number, delta in deltas:
                 index = number * self._count + delta.index
                 self.answer.usage.add(delta)
@@ -107,11 +110,10 @@ class Texts:
 
     async def whole(self) -> dict[str, Any]:
         outputs, logprobs = {}, {}
-        async with aclosing(self.deltas()) as deltas:
-            async for index, delta, new in deltas:
-                logprobs[index] = _joined(logprobs.get(index), new)
-                if delta.output is not None:
-                    outputs[index] = delta.output
+        async with aclosing(self.deltas(final_only=True)) as deltas:
+            async for index, delta, logprobs[index] in deltas:
+                assert delta.output is not None  # it has ended
+                outputs[index] = delta.output
         places = enumerate(self._best(outputs))
         return self.answer.whole([
             self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
@@ -174,17 +176,6 @@ def _check_echo(service: Service, prompts: list[str | list[int]]) -> None:
     """Raises InputError for prompts of ids that cannot be decoded."""
     if service.pipeline.tokenizer is None and any(isinstance(prompt, list) for prompt in prompts):
         raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
-
-
-def _joined(earlier: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Adds log-probabilities of an output's next delta to its earlier ones, list by list: made anew with each delta,
-    the lists of a long output would take minutes of the event loop."""
-    if earlier is None or new is None:
-        return new
-    for key, value in new.items():
-        if isinstance(value, list):
-            earlier[key] += value
-    return earlier
 
 
 def _model(service: Service, adapter: str | None) -> dict[str, Any]:

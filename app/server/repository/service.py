@@ -103,30 +103,37 @@ class Service:
             self._metrics.rejections.labels(self.name).inc()
             raise Busy(f"{self.name} holds {self.num_outputs} requests of {self._max} at most; ask again later.")
 
-    async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-        """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
-        AsyncPipeline."""
-        async with aclosing(self.stream_bursts(items)) as bursts:
+    async def stream_all(
+        self, items: list[GenerationInput], *, final_only: bool = False
+    ) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        """Yields (number of the input, delta) of a request's inputs as they come; `final_only`: an output's once it has
+        ended. Raises Busy and the errors of AsyncPipeline."""
+        async with aclosing(self.stream_bursts(items, final_only=final_only)) as bursts:
             async for burst in bursts:
                 for numbered_delta in burst:
                     yield numbered_delta
 
-    async def stream_bursts(self, items: list[GenerationInput]) -> AsyncGenerator[list[tuple[int, TextDelta]], None]:
+    async def stream_bursts(
+        self, items: list[GenerationInput], *, final_only: bool = False
+    ) -> AsyncGenerator[list[tuple[int, TextDelta]], None]:
         """Yields the same in lists: all that has come since the last one."""
         with self.statistics.request(len(items)) as times:
             self.check_room(sum(item.count for item in items))  # before any of them is begun
-            async with aclosing(merge_bursts([self._stream(each, times) for each in items])) as bursts:
+            streams = [self._stream(each, times, final_only) for each in items]
+            async with aclosing(merge_bursts(streams)) as bursts:
                 async for burst in bursts:
                     yield burst
 
-    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncGenerator[TextDelta, None]:
+    async def _stream(
+        self, item: GenerationInput, times: RequestTimes, final_only: bool
+    ) -> AsyncGenerator[TextDelta, None]:
         watch = Stopwatch(self._metrics, self.name)
         with self.acquire_slot(item.count):
             request = await self.model.request(item.source, item.files, **item.sampling)
             start = times.prepared()
-            async with aclosing(self.model.stream(request)) as deltas:
+            stream = self.model.stream(request, final_only=final_only, on_update=watch.observe)
+            async with aclosing(stream) as deltas:
                 async for delta in deltas:
-                    watch.observe(delta)
                     if delta.update and delta.update.completion:
                         times.ended(start, delta.update.completion, delta.update.time)
                     yield delta
@@ -134,7 +141,7 @@ class Service:
     async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
         """Returns each input's outputs, when all have ended."""
         by_index: list[dict[int, Output]] = [{} for _ in items]
-        async with aclosing(self.stream_all(items)) as deltas:
+        async with aclosing(self.stream_all(items, final_only=True)) as deltas:
             async for number, delta in deltas:
                 if delta.output is not None:
                     by_index[number][delta.index] = delta.output
