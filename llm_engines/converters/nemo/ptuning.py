@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -80,7 +81,8 @@ def _rows(folder: Path) -> Tensor:
 def _made(folder: Path, embedding: Tensor, *layers: Tensor) -> Tensor:
     first, first_bias, second, second_bias = layers
     try:
-        return F.linear(F.gelu(F.linear(embedding, first, first_bias), approximate="tanh"), second, second_bias)
+        inner = F.gelu(torch.addmm(first_bias, embedding, first.t()), approximate="tanh")
+        return torch.addmm(second_bias, inner, second.t())
     except RuntimeError:
         shapes = ", ".join(str(list(x.shape)) for x in (embedding, *layers))
         raise CheckpointError(f"{folder}: the layers that make the rows do not fit each other ({shapes}).") from None
