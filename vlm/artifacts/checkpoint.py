@@ -8,45 +8,23 @@ One that is split among ranks has a file for each: decoder/rank0.safetensors  de
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import atomic_dir, canonical_json, check_replaceable, load_json, read_json
 from vlm.artifacts.generation_config import check_tokens
 from vlm.artifacts.manifest import is_mapping
+from vlm.artifacts.roles import Progress, RoleWeights, copy_processor, dtype_of, parts_of, write_roles
 from vlm.errors import CheckpointError, VlmError, listed
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-    from vlm.artifacts.weights import TensorSource
 
 FORMAT_VERSION = 1
 WHAT = "checkpoint of vlm"
-REPLICATED = ("visual",)  # roles that each rank runs whole
-Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RoleWeights:
-    """One network of a checkpoint or engine about to be written."""
-
-    model: str  # a ModelRef's name
-    config: dict[str, Any]
-    source: TensorSource
-    quantized: frozenset[str] = frozenset()  # names of what a quantization keeps in types of its own
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Returns the narrowest type that holds every floating tensor, but for what is quantized."""
-        layout = {name: entry for name, entry in self.source.layout.items() if name not in self.quantized}
-        return replace(self.source, layout=layout).dtype
 
 
 @dataclass(frozen=True)
@@ -207,57 +185,6 @@ def write_parts(
     return Checkpoint.open(out)
 
 
-def parts_of(roles: Collection[str], mapping: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Returns role and part of everything that the ranks of a mapping load; vlm.parallel.mapping.Mapping.of_role says
-    which rank loads which part."""
-    parts = range(mapping["tp"] * mapping["pp"])
-    return [(role, part) for part in parts for role in roles if part < _num_parts(role, mapping)]
-
-
-def _num_parts(role: str, mapping: Mapping[str, int]) -> int:
-    """Returns how many parts of a role's weights there are."""
-    if role in REPLICATED:
-        return 1
-    return mapping["pp"] * (mapping.get("encoder_tp", mapping["tp"]) if role == "encoder" else mapping["tp"])
-
-
-def write_roles(
-    draft: Path,
-    parts: Mapping[tuple[str, int], RoleWeights],
-    description: str,
-    progress: Progress | None,
-    workers: int = 1,
-    *,
-    write: Callable[..., T],
-) -> dict[str, T]:
-    """Writes `<role>/rank<rank>.safetensors` for every (role, rank), `workers` of them at the same time -> relative
-    path to what `write` returns (vlm.artifacts.weights.write_files). Progress counts bytes."""
-    from vlm.artifacts.weights import write_files
-
-    num_bytes, total = 0, sum(weights.source.nbytes for weights in parts.values())
-
-    def advance(count: int) -> None:
-        nonlocal num_bytes
-        num_bytes += count
-        if progress:
-            progress(description, num_bytes, total)
-
-    for role, _ in parts:
-        (draft / role).mkdir(exist_ok=True)
-    sources = {f"{role}/rank{rank}.safetensors": weights.source for (role, rank), weights in parts.items()}
-    return write_files(draft, sources, advance, workers=workers, write=write)
-
-
-def copy_processor(files: Sequence[Path], draft: Path) -> list[Path]:
-    """Copies them to `processor/`; no file, no directory."""
-    copies = [draft / "processor" / file.name for file in files]
-    if copies:
-        (draft / "processor").mkdir()
-    for file, copy in zip(files, copies, strict=True):
-        shutil.copyfile(file, copy)
-    return copies
-
-
 def check_output(out: Path) -> None:
     """Raises CheckpointError for a place that no checkpoint can be written to: said before long work."""
     check_replaceable(out.resolve(), is_checkpoint, WHAT, CheckpointError)
@@ -274,16 +201,6 @@ def scratch_beside(out: Path, what: str = WHAT, error: type[VlmError] = Checkpoi
         raise error(f"the {what} {out} cannot be written: {reason.strerror}.") from None
     with scratch as folder:
         yield Path(folder)
-
-
-def dtype_of(roles: Mapping[str, RoleWeights]) -> str:
-    """Returns the narrowest type that holds every role's floating weights."""
-    import functools
-
-    import torch
-
-    dtypes = [weights.dtype for weights in roles.values()]
-    return str(functools.reduce(torch.promote_types, dtypes)).removeprefix("torch.")
 
 
 def is_checkpoint(path: Path) -> bool:

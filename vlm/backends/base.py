@@ -18,8 +18,8 @@ from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig, VisionC
 if TYPE_CHECKING:
     import torch
 
-    from vlm.artifacts.checkpoint import Progress, RoleWeights
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.roles import Progress, RoleWeights
     from vlm.parallel.collectives import Ranks
     from vlm.registry.role_configs import RoleConfigs
 

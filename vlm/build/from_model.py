@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, is_checkpoint, scratch_beside
+from vlm.artifacts.checkpoint import Checkpoint, check_output, is_checkpoint, scratch_beside
 from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import check_replaceable
 from vlm.artifacts.manifest import WHAT
+from vlm.artifacts.roles import Progress
 from vlm.build.ahead import check_build
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.checkpoint import Checkpoint, RoleWeights, write_checkpoint
+from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.generation_config import generation_defaults
+from vlm.artifacts.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.config import DTYPES, Config
 from vlm.convert.roles import module_layout, role_configs
