@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.progress import Progress
 from vlm.errors import LimitError, VlmError
 from vlm.registry.catalogs import configs_of
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
@@ -23,7 +24,6 @@ from vlm_app.bench.systems.baselines import Baseline
 from vlm_app.bench.systems.inputs import FULL_LENGTH
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
-from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output

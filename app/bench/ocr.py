@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.pages.documents import Corpus, write_documents
@@ -28,7 +29,7 @@ from vlm_app.bench.systems.page_engine import page_engine
 from vlm_app.bench.systems.page_job import PageJob
 from vlm_app.bench.systems.processes import ProcessMeter
 from vlm_app.bench.systems.session import Results
-from vlm_app.bench.systems.subject import Progress, backend_name
+from vlm_app.bench.systems.subject import backend_name
 from vlm_app.core.running import release
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig

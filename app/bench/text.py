@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import first_device
 from vlm_app.bench.clock import Turns
 from vlm_app.bench.collectives import collectives
@@ -23,7 +24,6 @@ from vlm_app.bench.systems.inputs import FULL_LENGTH, random_texts
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.rival import CTranslate2, check_rival
 from vlm_app.bench.systems.session import HF, RIVAL, Results, Session, prepare_session
-from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.artifacts.progress import Progress
 from vlm.backends.cuda_context import start_context
 from vlm.backends.devices import devices_of
 from vlm.backends.installed import checked_backend
@@ -22,7 +23,6 @@ from vlm_app.core import garbage
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
 
-Progress = Callable[[str, int, int], None]  # description, done, total
 # of an engine's build what its loading may ask for; the rest is built by vlm build alone
 BUILD = ("dtype", "backend", *LIMITS)
 RUNTIME = tuple(name for name, own in options_of(RuntimeConfig).items() if own.cli)

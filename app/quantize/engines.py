@@ -10,12 +10,13 @@ from pathlib import Path
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm.backends.installed import backend
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.quantize.calibration import recording
-from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.running import open_pipeline
 
 CACHE = {"kv_cache_free_gpu_memory_fraction": 0.3}  # the rest of a GPU is for statistics of layers

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.checkpoint import Checkpoint, check_output, scratch_beside
 from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.progress import Progress
 from vlm.build.ahead import roles_to_quantize
 from vlm.build.from_model import checkpoint_of
 from vlm.build.kinds import family_of
@@ -22,7 +23,7 @@ from vlm.quantize.calibration import Calibration, forced
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.model import quantize_checkpoint
 from vlm.quantize.plan import Plan, plan_of
-from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.quantize.config import InputsConfig
 from vlm_app.quantize.engines import Engines
 from vlm_app.quantize.inputs import check_kind

@@ -29,7 +29,8 @@ from llm_engines.models.bart import cross_rules, stack_rules
 from llm_engines.models.bart_config import BartConfig
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
-from vlm.artifacts.roles import Progress, RoleWeights
+from vlm.artifacts.progress import Progress
+from vlm.artifacts.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.conversion import apply_rules
 from vlm.convert.roles import module_layout

@@ -24,7 +24,7 @@ from vlm.artifacts.chat_template import read_template
 from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import WHAT, HFFolder
-from vlm.artifacts.roles import Progress
+from vlm.artifacts.progress import Progress
 from vlm.artifacts.weights import MergedView, PrefixView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer

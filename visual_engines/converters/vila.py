@@ -11,7 +11,7 @@ from pathlib import Path
 from visual_engines.converters.llava import check_settings, processor_files, vila_config, vision_config
 from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.roles import Progress
+from vlm.artifacts.progress import Progress
 from vlm.artifacts.weights import MergedView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.errors import CheckpointError, listed

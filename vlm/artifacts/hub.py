@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.hf_folder import PROCESSOR_FILES
 from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.progress import Progress
 from vlm.artifacts.quantization_files import QUANTIZATION_FILES
 from vlm.errors import ModelNotFoundError, first_line
 from vlm.limits import MAX_TOKENIZER_BYTES
@@ -17,7 +18,6 @@ from vlm.limits import MAX_TOKENIZER_BYTES
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")  # owner/name, owner/name@revision
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vlm.artifacts.progress import Progress
+
 if TYPE_CHECKING:
     import torch
 
     from vlm.artifacts.weights import TensorSource
 
 REPLICATED = ("visual",)  # roles that each rank runs whole
-Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
 T = TypeVar("T")
 
 

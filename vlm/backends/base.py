@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm.artifacts.roles import Progress, RoleWeights
+    from vlm.artifacts.progress import Progress
+    from vlm.artifacts.roles import RoleWeights
     from vlm.parallel.collectives import Ranks
     from vlm.registry.role_configs import RoleConfigs
 

@@ -14,7 +14,8 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.artifacts.files import atomic_dir
 from vlm.artifacts.manifest import FORMAT_VERSION, WHAT, Manifest, built_on, file_entries
-from vlm.artifacts.roles import Progress, RoleWeights, copy_processor
+from vlm.artifacts.progress import Progress
+from vlm.artifacts.roles import RoleWeights, copy_processor
 from vlm.artifacts.weights import TensorSource
 from vlm.backends.base import Backend, BuildJob, BuiltFiles
 from vlm.backends.installed import checked_backend

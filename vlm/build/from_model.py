@@ -12,7 +12,7 @@ from vlm.artifacts.checkpoint import Checkpoint, check_output, is_checkpoint, sc
 from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import check_replaceable
 from vlm.artifacts.manifest import WHAT
-from vlm.artifacts.roles import Progress
+from vlm.artifacts.progress import Progress
 from vlm.build.ahead import check_build
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate

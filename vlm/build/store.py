@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.manifest import FORMAT_VERSION
+from vlm.artifacts.progress import Progress
 from vlm.backends.installed import backend as backend_named
 from vlm.backends.installed import checked_backend
 from vlm.backends.selection import pick
@@ -31,8 +32,6 @@ from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
 from vlm.packaged import MODEL, packaged, user_path
 from vlm.parallel.environment import rank_among
 from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
-
-Progress = Callable[[str, int, int], None]  # description, done, total
 
 LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
 FILE_ENDINGS = tuple(".nemo .pt .pth .ckpt .bin .safetensors .gguf .onnx .tar .gz .tgz .zip".split())

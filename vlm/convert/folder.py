@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.roles import Progress
+from vlm.artifacts.progress import Progress
 from vlm.convert.quantized.roles import QuantizedRoles, quantized_roles
 from vlm.convert.quantized.source import read_quantized
 from vlm.convert.roles import convert_roles, named_tensors, role_configs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.roles import Progress
+from vlm.artifacts.progress import Progress
 from vlm.config import RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlm.artifacts.progress import Progress
 from vlm.backends.threads import usable_cpus
 from vlm_app.bench.pages.layout import Line, Page, label, table_page, text_page
 from vlm_app.bench.pages.pdf import pdf_of_jpegs, pdf_of_pages
 from vlm_app.bench.pages.pictures import Pictures
 from vlm_app.bench.pages.words import Prose
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

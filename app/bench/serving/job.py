@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm.errors import InputError
 from vlm_app.bench.serving.arrivals import arrival_times
@@ -27,7 +28,6 @@ from vlm_app.bench.serving.target import PATHS, Target, open_target
 from vlm_app.bench.systems.environment import environment
 from vlm_app.core.listening import reserve_files
 
-Progress = Callable[[str, int, int], None]
 Results = dict[str, Any]
 WARM_UP = 0  # the number of the run that is not counted
 

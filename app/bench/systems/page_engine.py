@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import chosen_devices, resolve_device
 from vlm.build.builder import build_engine
 from vlm.build.kinds import family_of
@@ -22,7 +23,7 @@ from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.systems.session import default_dtype
-from vlm_app.bench.systems.subject import VERBS, Progress, kind_of
+from vlm_app.bench.systems.subject import VERBS, kind_of
 from vlm_app.core.architecture import hf_config, read_arch
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.readers.engines import EngineConfig

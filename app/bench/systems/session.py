@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.progress import Progress
 from vlm.backends.base import Layout
 from vlm.backends.devices import first_device, of_rank
 from vlm.backends.installed import backend
@@ -28,7 +29,7 @@ from vlm_app.bench.floor import Floor, bandwidth, decode_floor
 from vlm_app.bench.kernels import check_profiled
 from vlm_app.bench.systems.environment import environment
 from vlm_app.bench.systems.random_adapters import load_random_adapters
-from vlm_app.bench.systems.subject import SIZES, LimitsOf, Progress, prepare
+from vlm_app.bench.systems.subject import SIZES, LimitsOf, prepare
 from vlm_app.core.backend_names import MeasuredName
 from vlm_app.core.running import open_pipeline
 

@@ -13,6 +13,7 @@ import torch
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import first_device
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.kinds import kind_of as folder_kind
@@ -34,7 +35,6 @@ from vlm_app.core.architecture import hf_config, read_arch
 from vlm_app.core.backend_names import MeasuredName
 from vlm_app.reference.random_model import has_class, save_random
 
-Progress = Callable[[str, int, int], None]
 LimitsOf = Callable[[RoleConfigs], Limits]  # of an engine with these roles
 SIZES = ("tp_size", "encoder_tp_size", "pp_size")  # of ranks
 # kinds of models: what they take, and what measures them

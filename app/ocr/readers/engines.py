@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vlm.artifacts.files import canonical_json
 from vlm.artifacts.hashes import sha256_of
+from vlm.artifacts.progress import Progress
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.registry.catalogs import family
 from vlm.registry.images import QuestionUse
-from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.documents.pages import InProcess
 
 if TYPE_CHECKING:

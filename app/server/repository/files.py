@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import atomic_dir
-from vlm.build.store import Progress
+from vlm.artifacts.progress import Progress
 from vlm.errors import InputError
 from vlm_app.core.storage import file_state, files_below, is_remote, location, object_state, objects_below, reaching
 

@@ -10,8 +10,8 @@ import torch
 
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
+from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
-from vlm.build.store import Progress
 from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning
 from vlm_app.core import garbage

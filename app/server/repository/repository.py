@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlm.artifacts.manifest import MANIFEST
-from vlm.build.store import Progress
+from vlm.artifacts.progress import Progress
 from vlm.errors import ConfigError, ModelNotFoundError, VlmError
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import pbtxt

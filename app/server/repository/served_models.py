@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.artifacts.progress import Progress
 from vlm.errors import InputError, VlmError, listed
-from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.progress import Progress
 from vlm.backends.tensorrt.checks import attention_layers, check_parsed
 from vlm.backends.tensorrt.library import Library, installed
-from vlm.backends.tensorrt.listeners import Progress, last, make_logger, make_monitor
+from vlm.backends.tensorrt.listeners import last, make_logger, make_monitor
 from vlm.backends.tensorrt.plan_info import PlanInfo
 from vlm.backends.tensorrt.profiles import PlanLimits, Profile, graph_profiles
 from vlm.backends.tensorrt.targets import check_types, library_for, resolve_targets, set_targets, this_gpu

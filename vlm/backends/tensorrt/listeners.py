@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-Progress = Callable[[str, int, int], None]  # description, done, total
+from vlm.artifacts.progress import Progress
+
 STEPS = 1000
 
 log = logging.getLogger(__name__)
