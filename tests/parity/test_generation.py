@@ -16,7 +16,7 @@ from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.generation_config import FIELDS, generation_defaults, standing_alone
 from vlm.config import RuntimeConfig
-from vlm.engine.scheduler import Scheduler
+from vlm.engine.sequence_blocks import SequenceBlocks
 from vlm.errors import InputError
 from vlm.requests.generation import model_defaults, sampling_params
 from vlm.requests.request import Request
@@ -385,7 +385,7 @@ def test_a_prefill_gives_the_token_that_a_decode_step_would(subject, drawn, monk
     for from_prefill in (True, False):
         with monkeypatch.context() as patch:
             if not from_prefill:
-                patch.setattr(Scheduler, "_has_first", lambda *_: False)
+                patch.setattr(SequenceBlocks, "_has_first", lambda *_: False)
             pipe = Pipeline(engine, cpu(burst=4, block_size=8, max_batch_size=9, max_prefill_tokens=40))
             ids = {}
             for text, (name, given) in zip(inputs_of(model), EVERY.items(), strict=True):

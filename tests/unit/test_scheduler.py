@@ -15,7 +15,8 @@ from vlm.config import EngineLimits, ModelConfig
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
-from vlm.engine.scheduler import Scheduler, SchedulerConfig
+from vlm.engine.scheduler import Scheduler
+from vlm.engine.scheduler_config import SchedulerConfig
 from vlm.errors import LimitError
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.decode_burst import StepOutput

@@ -15,7 +15,8 @@ from vlm.config import EngineLimits, RuntimeConfig
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.llm_engine import LLMEngine
-from vlm.engine.scheduler import Scheduler, SchedulerConfig
+from vlm.engine.scheduler import Scheduler
+from vlm.engine.scheduler_config import SchedulerConfig
 from vlm.errors import LimitError, OutOfMemoryError
 from vlm.executor.create import create_encoders, create_executor
 from vlm.executor.executor import Executor
