@@ -31,7 +31,7 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.from_model import checkpoint_of
-from vlm.build.store import locate
+from vlm.build.locate import locate
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.quantize.calibration import Calibration, forced, recording
 from vlm.quantize.config import QuantizeConfig

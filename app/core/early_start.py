@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vlm.build.kinds import family_of, kind_of
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.errors import VlmError
 from vlm.packaged import user_path
 from vlm.processing.fork_server import Preparation, start_fork_server

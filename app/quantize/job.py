@@ -13,7 +13,7 @@ from vlm.artifacts.progress import Progress
 from vlm.build.ahead import roles_to_quantize
 from vlm.build.from_model import checkpoint_of
 from vlm.build.kinds import family_of
-from vlm.build.store import Source, locate
+from vlm.build.locate import Source, locate
 from vlm.convert.quantized.export import export_compressed_tensors
 from vlm.convert.quantized.exportable import check_export_folder, check_exportable
 from vlm.convert.quantized.in_transformers import must_dequantize

@@ -22,7 +22,7 @@ from tests.lora_kit import random_ia3
 from tests.ocr_jobs import book, commits
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from tests.cli_kit import call
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests import ft_kit, tiny
 from tests.e2e.test_serve_kserve import infer, of_ids
 from tests.server_kit import alone, serving
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader

@@ -25,7 +25,7 @@ import tritonclient.grpc as triton_grpc
 from tests.cli_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader

@@ -29,7 +29,7 @@ from tests.server_kit import free_port, until
 from vlm.api import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.backends.devices import of_rank
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.parallel.agreement import check_agreement

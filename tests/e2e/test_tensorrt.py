@@ -109,7 +109,7 @@ def test_nothing_is_built_to_be_run_where_it_cannot():
 def test_cached_plans_belong_to_a_gpu_and_a_version(engine, monkeypatch):
     built = []
     monkeypatch.setattr(
-        "vlm.build.store._build", lambda source, out, build, progress: built.append((out, build.target))
+        "vlm.build.engine_cache._build", lambda source, out, build, progress: built.append((out, build.target))
     )
 
     def cached(gpu: str, version: str):

@@ -13,7 +13,7 @@ from transformers import T5ForConditionalGeneration
 import vlm
 from tests import tiny
 from tests.cli_kit import call, one_sentence
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.processing.tokenization import Tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,7 +10,7 @@ import torch
 
 import vlm
 from tests import tiny
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

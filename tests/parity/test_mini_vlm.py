@@ -15,7 +15,7 @@ import vlm
 from training.scenes import scene as scenes
 from training.scenes.loader import HELD_OUT
 from training.scenes.questions import position
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ASKED = [json.loads(line) for line in (EXAMPLES / "scenes.jsonl").read_text("utf-8").splitlines()]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.errors import InputError
 from vlm.registry import catalogs
 from vlm_app.cli.main import main

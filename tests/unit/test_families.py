@@ -21,7 +21,7 @@ NAMES = re.compile(
 )  # fmt: skip
 # what people read, in words: file -> what names a family there
 SENTENCES = {
-    "vlm/build/store.py": "a FairSeq or .nemo archive",
+    "vlm/build/locate.py": "a FairSeq or .nemo archive",
     "vlm/registry/unsupported.py": "Marian program",
     "vlm/requests/sampling_options.py": "mBART-50: the target's language",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_docs import unknown_words
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig
 from vlm.registry.catalogs import match_family
 from vlm_app.bench.config import BenchConfig

@@ -29,7 +29,7 @@ from vlm.artifacts.hf_folder import HFFolder, read_pickle
 from vlm.artifacts.manifest import Manifest
 from vlm.build.builder import build_engine
 from vlm.build.kinds import kind_of
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, EngineError, VlmError

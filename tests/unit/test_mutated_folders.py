@@ -21,7 +21,7 @@ from tests.families import MODELS
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError

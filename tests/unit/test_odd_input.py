@@ -10,7 +10,7 @@ import pytest
 
 import vlm
 from tests.cli_kit import call, one_sentence
-from vlm.build.store import locate
+from vlm.build.locate import locate
 from vlm.config import MAX_THREADS, RuntimeConfig
 from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError
 

@@ -20,7 +20,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.graphs import io as graph_io
 from vlm.backends.installed import checked_backend
 from vlm.backends.onnxruntime import check as graph_check
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
 from vlm.registry.catalogs import model_spec

@@ -14,9 +14,10 @@ from tests.unit import artifact_kit
 from tests.unit.hub_server import Hub, serve
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.hub import download
-from vlm.build import store as resolve_module
+from vlm.build import engine_cache
 from vlm.build.builder import build_engine
-from vlm.build.store import locate, packaged_models, resolve
+from vlm.build.locate import locate, packaged_models
+from vlm.build.store import resolve
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, LimitError, ModelNotFoundError
@@ -36,8 +37,8 @@ def hf(tmp_path):
 @pytest.fixture
 def builds(monkeypatch):
     """Names of the engines built, as they are built."""
-    seen, build = [], resolve_module._build
-    monkeypatch.setattr(resolve_module, "_build", lambda s, out, *rest: (seen.append(out.name), build(s, out, *rest)))
+    seen, build = [], engine_cache._build
+    monkeypatch.setattr(engine_cache, "_build", lambda s, out, *rest: (seen.append(out.name), build(s, out, *rest)))
     return seen
 
 
@@ -128,17 +129,17 @@ def test_paths_that_look_like_the_hubs(name, says, hf, monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ck").mkdir()
-    monkeypatch.setattr(resolve_module.hub, "download", fails)
+    monkeypatch.setattr(engine_cache.hub, "download", fails)
     with pytest.raises(ModelNotFoundError) as error:
         locate(name)
     assert str(error.value).startswith(says)
-    monkeypatch.setattr(resolve_module.hub, "download", lambda repo, **_: hf)
+    monkeypatch.setattr(engine_cache.hub, "download", lambda repo, **_: hf)
     assert locate(name).path == hf
 
 
 def test_names_without_an_owner_are_the_hubs(hf, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(resolve_module.hub, "download", lambda name, **_: asked.append(name) or hf)
+    monkeypatch.setattr(engine_cache.hub, "download", lambda name, **_: asked.append(name) or hf)
     monkeypatch.chdir(tmp_path)
     assert locate("t5-small").path == hf and asked == ["google-t5/t5-small"]
     hf.rename(tmp_path / "gpt2")

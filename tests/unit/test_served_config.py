@@ -14,7 +14,7 @@ from tests.engines import engine_dir
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, ModelNotFoundError, VlmWarning
 from vlm_app.core.load_options import LoadOptions

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from llm_engines.families.byte_tokenizer import byte_tokenizer
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.errors import LimitError
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.token_bounds import TokenBound

@@ -14,7 +14,7 @@ from transformers import ByT5Tokenizer
 from llm_engines.families.bart import tokenizer_rules
 from llm_engines.families.byte_tokenizer import byte_tokenizer
 from vlm.api.outputs import text_stream
-from vlm.build.store import packaged_models
+from vlm.build.locate import packaged_models
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, InputError, LengthError
 from vlm.processing.text_stream import StopStrings, TextStream, before_stop

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vlm.build.store import locate
+from vlm.build.locate import locate
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from vlm.registry.catalogs import match_family

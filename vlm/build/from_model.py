@@ -15,7 +15,7 @@ from vlm.artifacts.manifest import WHAT
 from vlm.artifacts.progress import Progress
 from vlm.build.ahead import check_build
 from vlm.build.builder import build_engine, check_backend
-from vlm.build.store import Source, locate
+from vlm.build.locate import Source, locate
 from vlm.config import BuildConfig
 from vlm.convert.adapters.completed_base import completed_base, completes
 from vlm.convert.adapters.merging import merge_adapter

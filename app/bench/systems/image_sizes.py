@@ -10,7 +10,7 @@ from PIL import Image
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.build.store import locate
+from vlm.build.locate import locate
 from vlm.convert.roles import role_configs
 from vlm.errors import InputError
 from vlm.processing.image_processor import ProcessorSource

@@ -12,8 +12,8 @@ from vlm.backends.devices import chosen_devices, resolve_device
 from vlm.build.builder import build_engine
 from vlm.build.kinds import family_of
 from vlm.build.limits import resolve_limits
+from vlm.build.locate import locate
 from vlm.build.random_checkpoint import random_checkpoint
-from vlm.build.store import locate
 from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs
 from vlm.errors import InputError, LimitError

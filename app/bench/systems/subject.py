@@ -18,8 +18,9 @@ from vlm.backends.devices import first_device
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.kinds import kind_of as folder_kind
 from vlm.build.limits import resolve_limits
+from vlm.build.locate import Source, locate
 from vlm.build.random_checkpoint import random_checkpoint
-from vlm.build.store import Source, locate, resolve
+from vlm.build.store import resolve
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs

@@ -44,7 +44,7 @@ def inspect(
 
 
 def _describe_model(model: str) -> dict[str, Any]:
-    from vlm.build.store import locate
+    from vlm.build.locate import locate
 
     source = locate(model)
     return DESCRIBE.get(source.kind, describe_foreign)(source.path)

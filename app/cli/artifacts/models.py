@@ -38,7 +38,7 @@ def _families() -> list[dict[str, Any]]:
 
 
 def _packaged() -> list[dict[str, Any]]:
-    from vlm.build.store import packaged_models
+    from vlm.build.locate import packaged_models
     from vlm.registry.catalogs import match_family
 
     entries = []

@@ -42,7 +42,7 @@ def _explained(pipeline: Pipeline, dtype: str | None) -> str:
 
 def packaged_chat_model() -> str | None:
     """Returns the packaged model that takes prompts, where there is one."""
-    from vlm.build.store import packaged_models
+    from vlm.build.locate import packaged_models
 
     return DEFAULT_ASKED_MODEL if DEFAULT_ASKED_MODEL in packaged_models() else None
 

@@ -64,7 +64,7 @@ class EngineConfig:
         """
         from vlm.artifacts.engine_dir import EngineDir
         from vlm.backends.devices import resolve_device
-        from vlm.build.store import locate
+        from vlm.build.locate import locate
 
         kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
         on = "cuda" if "cuda" in kinds else "cpu"
