@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.api.async_pipeline import TextDelta
-from vlm.api.off_loop import SHORT_OUTPUT, off_loop
+from vlm.api.off_loop import SHORT_BODY, SHORT_OUTPUT, off_loop
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
@@ -33,7 +33,8 @@ async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service, adapter = services_of(http).asked(body.model)
     how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
-    source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
+    is_short = len(await http.body()) <= SHORT_BODY
+    source, files = await off_loop(is_short, read_chat, service.pipeline, body.messages, **how)
     if source.keys() & body.of_inputs.keys():
         raise InputError("the question was given in the message and besides it; give it once.")
     item = GenerationInput(source | body.of_inputs, files, body.sampling() | adapter)
