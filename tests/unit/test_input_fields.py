@@ -165,3 +165,14 @@ def test_a_list_of_no_ids_costs_its_own_input(pipeline, ids):
     results = dict(pipeline.as_completed(inputs, on_error="yield", max_new_tokens=2))
     assert isinstance(results[0], vlm.Output)
     assert isinstance(results[1], InputError) and str(results[1]).startswith("the token ids are no numbers")
+
+
+def test_fields_of_wrong_types_are_told_of_by_who_reads_them_and_not_where_texts_are_read_at_once(builder):
+    """An array is neither true nor false."""
+    wrong = {"truncate": np.array([1, 2])}, {"suffix": np.array(["a", "b"])}, {"truncate": torch.ones(2)}
+    sources = [{"text": "A house.", **fields} for fields in wrong]
+    together = builder.together([*sources, "A house.", {"text": "A boat.", "truncate": False, "suffix": ""}])
+    assert set(together.context.tokenizer._read) == {"A house.", "A boat."}
+    for source in sources:
+        with pytest.raises(InputError, match="^(truncate is|the suffix must be)"):
+            together.build(source, SamplingParams())

@@ -43,6 +43,16 @@ def test_an_input_may_be_a_future_which_holds_up_no_other(pool):
     assert drained(feed) == {1: "S", 3: error}
 
 
+def test_where_several_cannot_be_prepared_at_once_each_is_by_itself(pool):
+    """Nobody waits for ever for a task that is lost."""
+
+    def together(values: list[str]) -> Any:
+        raise KeyError(*values)
+
+    feed = Prefetch(pool, enumerate("abcd"), lambda _, value: value.upper(), window=4, most=2, together=together)
+    assert drained(feed) == dict(enumerate("ABCD"))
+
+
 def test_no_more_are_under_way_than_the_window_says(pool):
     begun = []
     futures = [Future() for _ in range(6)]

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -52,9 +52,9 @@ class PooledMap(Generic[T, R]):
     ):
         """`most`: values that one task may have: of short work, of which who waits for it does a part; `within`: what
         each task is done in; `together` returns what does the same as `function` for the values of one task, with what
-        they share done already. It raises nothing."""
+        they share done already. Where it raises, `function` says what is wrong with each."""
         self._pool, self._most, self._within = pool, most, within
-        self._function_for = together or (lambda values: function)
+        self._function, self._together = function, together
         self._finished: queue.SimpleQueue[list[tuple[int, Outcome[R]]]] = queue.SimpleQueue()  # a task's
         self._tasks: deque[Sequence[tuple[int, T]]] = deque()  # not begun
         self._own_waits = False  # is there a task that no thread was asked for, but who waits is to do?
@@ -103,6 +103,12 @@ class PooledMap(Generic[T, R]):
         """Drops what has not begun."""
         self._tasks.clear()
 
+    def _function_of(self, values: list[T]) -> Callable[[T], R]:
+        if self._together is not None:
+            with suppress(Exception):
+                return self._together(values)
+        return self._function
+
     def _run_all(self) -> None:
         while self._run_next():
             pass
@@ -114,7 +120,7 @@ class PooledMap(Generic[T, R]):
         except IndexError:
             return False
         with self._within():
-            function = self._function_for([value for _, value in values])
+            function = self._function_of([value for _, value in values])
             outcomes = [(index, Outcome.of(function, value)) for index, value in values]
         with self._lock:
             self._ended += len(values)

@@ -39,7 +39,7 @@ class Prefetch:
         """`prepare` is given an input with its index. `most`: inputs that a thread prepares at once, `within` what it
         is given; where several, they are short work, which `ready` waits for: an engine that begins with all of them is
         sooner done than one that begins with the first. Of others it waits for what comes soon. `together` returns
-        what does as `prepare`, for the inputs that a thread prepares at once. It raises nothing."""
+        what does as `prepare`, for the inputs that a thread prepares at once."""
         self._source, self._room, self.most = source, window, most
         prepare_all = None if together is None else lambda pairs: partial(_prepared, together([v for _, v in pairs]))
         self._prepared = PooledMap[tuple[int, Any], Any](

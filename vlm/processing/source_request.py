@@ -38,9 +38,14 @@ def source_request(
 
 def texts_as_given(sources: Iterable[Any]) -> list[str]:
     """Returns the texts of inputs that are tokenized as they stand: neither cut nor with something after them."""
-    as_given = (s for s in sources if not isinstance(s, dict) or not (s.get("truncate") or s.get("suffix")))
+    as_given = (s for s in sources if not isinstance(s, dict) or _is_unset(s.get("truncate"), s.get("suffix")))
     texts = (source.get("text") if isinstance(source, dict) else source for source in as_given)
     return [text for text in texts if isinstance(text, str)]
+
+
+def _is_unset(*values: Any) -> bool:
+    """Says whether fields say nothing; an array, which nobody has looked at yet, cannot be asked that."""
+    return all(value is None or value is False or (isinstance(value, str) and not value) for value in values)
 
 
 def _decoder_prompt(fields: InputFields, context: InputContext) -> tuple[int, ...]:
