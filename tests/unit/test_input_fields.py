@@ -174,5 +174,5 @@ def test_fields_of_wrong_types_are_told_of_by_who_reads_them_and_not_where_texts
     together = builder.together([*sources, "A house.", {"text": "A boat.", "truncate": False, "suffix": ""}])
     assert set(together.context.tokenizer._read) == {"A house.", "A boat."}
     for source in sources:
-        with pytest.raises(InputError, match="^(truncate is|the suffix must be)"):
+        with pytest.raises(InputError, match=r"^(truncate is|the suffix must be)"):
             together.build(source, SamplingParams())
