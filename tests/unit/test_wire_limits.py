@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from vlm_app.server.tensors import values as tensor_values
 from vlm_app.server.tensors import wire as tensors
 from vlm_app.server.tensors.parameters import with_options
 from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, check_tensors
+from vlm_app.triton.backend import response
 
 PATH = "/v1/completions"
 
@@ -82,6 +84,16 @@ def test_bfloat16_is_sent():
     assert tensor_values.to_bytes(sent) == values.astype(ml_dtypes.bfloat16).tobytes()
     with pytest.raises(InputError, match="output x is BF16, of which JSON has no values; ask for it in binary"):
         tensor_values.json_values("x", sent, lambda value: value)
+
+
+def test_values_stay_where_a_configuration_of_tritons_declares_bfloat16():
+    """Python there has no such type."""
+    values = np.array([0.75, -2.0], np.float32)
+    config = {"output": [{"name": "x", "data_type": "TYPE_BF16"}]}
+    utils = SimpleNamespace(Tensor=lambda name, array: array, InferenceResponse=lambda tensors: tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vlm_app.triton.backend.utils", lambda: utils)
+        assert response({"x": values}, config)[0].tolist() == [0.75, -2.0]
 
 
 MANY = {
