@@ -50,11 +50,14 @@ def test_requests_name_it_beside_its_t5(tmp_path):
     content = nemo.unpacked(tmp_path / "t5", bert_file(tmp_path), tokenizer=PIECES)
     nemo.draw_scales()
     scales = archive(nemo.unpacked_scales(tmp_path / "scales"), tmp_path / "ia3.nemo")
-    shown = call("inspect", scales).stdout
-    assert "nemo archive of an adapter" in shown and f"vlm convert {scales} -o ia3.adapter" in shown
-    assert "--lora ia3.adapter" in shown
+    shown = json.loads(call("inspect", scales, "--json").stdout)
+    assert "nemo archive of an adapter" in shown["kind"] and shown["next"] == f"vlm convert {scales} -o ia3.adapter"
     assert call("convert", scales, "-o", tmp_path / "boolq").exit_code == 0
-    pipe = pipeline(archive(content, tmp_path / "t5.nemo"), tmp_path, lora=(f"boolq={tmp_path / 'boolq'}",))
+    whole, words = archive(content, tmp_path / "t5.nemo"), shown["then"].split()[1:]
+    said = {"TEXT": TEXTS[0], "MODEL": whole, "ia3.adapter": tmp_path / "boolq"}
+    result = call(*(said.get(word, word) for word in words), "--max-new-tokens", 2)
+    assert result.exit_code == 0, result.stderr
+    pipe = pipeline(whole, tmp_path, lora=(f"boolq={tmp_path / 'boolq'}",))
     inputs = [{"text": text, "lora": name} for text in TEXTS for name in (None, "boolq")]
     found = [out.token_ids for out in pipe.generate(inputs, max_new_tokens=NEW)]
     requests = [pipe.request({"text": text}) for text in TEXTS]

@@ -153,7 +153,7 @@ def describe_foreign(path: Path) -> dict[str, Any]:
     if (held := converter.beside_model(path)) is None:
         return {"kind": kind, "path": str(path), "next": f"vlm convert {path} -o {path.name}.checkpoint"}
     out = f"{path.stem}.{held.split()[-1]}"  # model.prompts, model.adapter
-    option = f"--lora {out}" if held == "an adapter" else f"--prompt-table {out}"
+    option = f"--lora-dir {out}" if held == "an adapter" else f"--prompt-table {out}"
     return {
         "kind": f"{kind} of {held}, no model but what is given beside one",
         "path": str(path),
