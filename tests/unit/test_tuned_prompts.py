@@ -64,6 +64,8 @@ FT_TABLE = "inference_table.prompt_table.taskname.prompt_embeddings.weight"
 TRAIN = {"data": {"train_ds": {"add_bos": True, "add_sep": True}}}
 EMPTY = {"embedding.weight": (0, 32), "first.weight": (8, 32), "first.bias": 8, "second.weight": (32, 8),
          "second.bias": 32}  # fmt: skip
+THIN = {"embedding.weight": (10_000, 1), "first.weight": (1, 1), "first.bias": 1, "second.weight": (10_000, 1),
+        "second.bias": 10_000}  # fmt: skip
 LEARNED = {"position_embedding_type": "learned_absolute"}
 
 
@@ -87,6 +89,8 @@ def test_rows_of_peft_that_were_made_before(name, tmp_path):
      "holds 4 rows of tuned prompts, its virtual_tokens is 5"),
     ({"embedding.weight": TABLE, "first.weight": TABLE, "first.bias": TABLE[0], "second.weight": TABLE,
       "second.bias": TABLE[0]}, {}, "the layers that make the rows do not fit each other"),
+    ({name: torch.ones(shape) for name, shape in THIN.items()}, {},
+     "would make 10,000 rows of up to 10,000 values; at most 67,108,864 values are made"),
     ({"inference_table": TABLE}, LEARNED, "position_embedding_type is 'learned_absolute', which here is added to the"),
     ({"inference_table": TABLE}, TRAIN, "data.train_ds.add_bos is True; data.train_ds.add_sep is True. Run them with"),
     ({"inference_table": TABLE}, {"apply_embedding_scaling": True}, "apply_embedding_scaling is True"),

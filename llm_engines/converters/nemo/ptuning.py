@@ -20,6 +20,7 @@ from vlm.artifacts.prompt_tables import NOT_FINITE, PromptTables, TunedPrompt, w
 from vlm.errors import CheckpointError, ConfigError
 
 SCHEME = TASK = "ptuning"
+MOST_VALUES = 2**26  # that the layers make: 4,096 rows of 16,384; published ones have some 100
 PART = re.compile(r".*\badapter_layer\.ptuning_adapter\.(.+)")
 LAYERS = ("embedding.weight", "first.weight", "first.bias", "second.weight", "second.bias")
 # what the layers made of it, in releases that keep that, too; the longer name is FasterTransformer's
@@ -80,6 +81,12 @@ def _rows(folder: Path) -> Tensor:
 
 def _made(folder: Path, embedding: Tensor, *layers: Tensor) -> Tensor:
     first, first_bias, second, second_bias = layers
+    count, width = embedding.shape[:-1].numel(), max(first.shape[:-1].numel(), second.shape[:-1].numel())
+    if count * width > MOST_VALUES:  # thin layers of a small file may make any number of them
+        raise CheckpointError(
+            f"{folder} would make {count:,} rows of up to {width:,} values; at most {MOST_VALUES:,} values are made:"
+            " fetch it again."
+        )
     try:
         inner = F.gelu(torch.addmm(first_bias, embedding, first.t()), approximate="tanh")
         return torch.addmm(second_bias, inner, second.t())
