@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.api.off_loop import is_short_input, is_short_output, off_loop
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
@@ -68,10 +67,7 @@ class AsyncPipeline:
 
         Raises InputError and its kin with one sentence.
         """
-        fields = await self._fields(source, files)
-        return await off_loop(
-            self._is_fast and is_short_input(fields, sampling), self.pipeline.request, fields, **sampling
-        )
+        return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
 
     async def load_lora(self, name: str, folder: str | Path) -> None:
         """Loads an adapter as `Pipeline.load_lora`, while others are served."""
@@ -129,12 +125,7 @@ class AsyncPipeline:
 
     async def _output(self, completion: Completion) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
-        return await off_loop(self._is_fast and is_short_output(completion), self.pipeline.outputs.output, completion)
-
-    @property
-    def _is_fast(self) -> bool:
-        """Says whether short texts are read and written in microseconds; a splitter of words takes milliseconds."""
-        return self.pipeline.tokenizer is None or self.pipeline.tokenizer.splitter is None
+        return await asyncio.to_thread(self.pipeline.outputs.output, completion)
 
     async def _fields(self, source: dict[str, Any], files: Sequence[ImageFile]) -> dict[str, Any]:
         """Returns an input with its images' pixel values."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from vlm.api.off_loop import SHORT_BODY, SHORT_OUTPUT, off_loop
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.kserve.descriptions import find, model_config, model_metadata, model_statistics, server_metadata
 from vlm_app.server.kserve.inferences import read_inference
@@ -71,13 +71,11 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
     """A batch of token ids, or of texts and images."""
     service = service_of(http, name, version)
     content = await http.body()
-    # what takes long of a request is no work for the event loop, which answers everybody
-    is_short = len(content) <= SHORT_BODY
-    request = await off_loop(is_short, tensors.read, content, http.headers.get(HEADER_LENGTH))
-    inference = await off_loop(is_short, read_inference, service, request)
+    # nothing of a request's size is worked on in the event loop, which answers everybody
+    request = await asyncio.to_thread(tensors.read, content, http.headers.get(HEADER_LENGTH))
+    inference = await asyncio.to_thread(read_inference, service, request)
     outputs = await cancel_on_disconnect(http, inference.outputs())
-    is_short = sum(array.size for array in outputs.values()) <= SHORT_OUTPUT
-    body, size = await off_loop(is_short, tensors.write, (name, service.version), request, outputs)
+    body, size = await asyncio.to_thread(tensors.write, (name, service.version), request, outputs)
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})

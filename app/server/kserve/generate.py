@@ -6,6 +6,7 @@ generate routes (https://github.com/kserve/open-inference-protocol: generate_res
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
@@ -16,7 +17,6 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response as HttpResponse
 
-from vlm.api.off_loop import SHORT_BODY, SHORT_OUTPUT, off_loop
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOPS
 from vlm_app.server.core.setting_names import calling
@@ -46,7 +46,7 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
     if generation.stream:
         raise InputError("the parameter stream is true; send the request to generate_stream.")
     outputs = await cancel_on_disconnect(http, generation.inference.outputs())
-    return HttpResponse(await _json(generation, outputs), media_type="application/json")
+    return HttpResponse(await asyncio.to_thread(generation.to_json, outputs), media_type="application/json")
 
 
 @router.post("/generate_stream")
@@ -58,14 +58,8 @@ async def generate_stream(name: str, http: Request, version: str | None = None) 
 
 
 async def _read_generation(http: Request, name: str, version: str | None) -> Generation:
-    """Reads a request, a longer one off the event loop, which answers everybody."""
-    body = await http.body()
-    return await off_loop(len(body) <= SHORT_BODY, Generation, service_of(http, name, version), body)
-
-
-async def _json(generation: Generation, outputs: Mapping[str, np.ndarray]) -> str:
-    is_short = sum(array.size for array in outputs.values()) <= SHORT_OUTPUT
-    return await off_loop(is_short, generation.to_json, outputs)
+    """Reads a request off the event loop, which answers everybody."""
+    return await asyncio.to_thread(Generation, service_of(http, name, version), await http.body())
 
 
 class Generation:
@@ -86,11 +80,11 @@ class Generation:
     async def responses(self) -> AsyncGenerator[str, None]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
         if self.stream is False:
-            yield await _json(self, await self.inference.outputs())
+            yield await asyncio.to_thread(self.to_json, await self.inference.outputs())
             return
         async with aclosing(self.inference.responses()) as responses:
             async for response in responses:
-                yield await _json(self, response.outputs)
+                yield await asyncio.to_thread(self.to_json, response.outputs)
 
     def to_json(self, outputs: Mapping[str, np.ndarray]) -> str:
         """Returns an object of flat lists, and of single values as they are."""

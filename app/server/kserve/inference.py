@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from vlm.api.off_loop import SHORT_OUTPUT, off_loop
 from vlm.api.outputs import Output
 from vlm_app.server.core.errors import RequestTimeout
 from vlm_app.server.core.setting_names import calling
@@ -54,8 +53,7 @@ class Inference:
         """Returns what comes of it, when all of it has ended. Raises RequestTimeout and the errors of Service."""
         async with self._within(time.monotonic()):
             outputs = await self._service.outputs(self.items)
-        num_tokens = sum(len(output.token_ids) for row in outputs for output in row)
-        return await off_loop(num_tokens <= SHORT_OUTPUT, self._written, outputs)
+        return await asyncio.to_thread(self._written, outputs)
 
     async def responses(self) -> AsyncGenerator[Response, None]:
         """Yields a response a burst where the model is decoupled and the request streams, else one. Raises as

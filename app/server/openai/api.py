@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.api.async_pipeline import TextDelta
-from vlm.api.off_loop import SHORT_BODY, SHORT_OUTPUT, off_loop
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
@@ -33,8 +32,7 @@ async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service, adapter = services_of(http).asked(body.model)
     how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
-    is_short = len(await http.body()) <= SHORT_BODY
-    source, files = await off_loop(is_short, read_chat, service.pipeline, body.messages, **how)
+    source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
     if source.keys() & body.of_inputs.keys():
         raise InputError("the question was given in the message and besides it; give it once.")
     item = GenerationInput(source | body.of_inputs, files, body.sampling() | adapter)
@@ -121,11 +119,6 @@ class Texts:
             self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
         ])  # fmt: skip
 
-    @property
-    def is_short(self) -> bool:
-        """Says whether there is little to write."""
-        return self.answer.usage.completion <= SHORT_OUTPUT and not self.wants_logprobs and self.echoed is None
-
     async def chunks(self, options: StreamOptions) -> AsyncGenerator[dict[str, Any], None]:
         begun, usage = set(), self.answer.usage
         more = {"usage": None} if options.include_usage else {}
@@ -171,8 +164,7 @@ async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
     texts.names_ids = bool(body.return_tokens_as_token_ids)
     texts.num_best = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
     if not body.stream:
-        answer = await cancel_on_disconnect(http, texts.whole())
-        return await off_loop(texts.is_short, JSONResponse, answer)
+        return await asyncio.to_thread(JSONResponse, await cancel_on_disconnect(http, texts.whole()))
     return await event_stream(http, texts.chunks(body.stream_options or StreamOptions()), last="[DONE]")
 
 
