@@ -243,8 +243,8 @@ STEPS = {
     "tensors": (tensors, "read", infer(IDS)),
     "batches": (kserve, "read_inference", infer(IDS)),
     "answers": (tensors, "write", infer(IDS)),
-    "texts": (Tokenizer, "pieces", v1("completions", model="mini-t5", prompt=TEXT)),
-    "texts to embed": (Tokenizer, "pieces", v1("embeddings", model="mini-t5", input=TEXT)),
+    "texts": (Tokenizer, "_encoding", v1("completions", model="mini-t5", prompt=TEXT)),
+    "texts to embed": (Tokenizer, "_encoding", v1("embeddings", model="mini-t5", input=TEXT)),
     "embeddings": (embeddings, "_row", v1("embeddings", model="mini-t5", input=TEXT)),
 }  # fmt: skip
 
