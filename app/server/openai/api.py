@@ -111,9 +111,9 @@ class Texts:
     async def whole(self) -> dict[str, Any]:
         outputs, logprobs = {}, {}
         async with aclosing(self.deltas(final_only=True)) as deltas:
-            async for index, delta, logprobs[index] in deltas:
+            async for index, delta, of_tokens in deltas:
                 assert delta.output is not None  # it has ended
-                outputs[index] = delta.output
+                outputs[index], logprobs[index] = delta.output, of_tokens
         places = enumerate(self._best(outputs))
         return self.answer.whole([
             self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
