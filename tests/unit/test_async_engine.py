@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -15,6 +17,7 @@ from vlm.engine.async_call import AsyncCall
 from vlm.engine.fair_lock import FairLock
 from vlm.errors import EngineError, LimitError
 from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
 
 TEXT = "translate English to German: The old ship is small."
@@ -50,6 +53,22 @@ def test_updates_add_up_to_the_output(t5):
     assert all(len(update.top_logprobs) == len(update.token_ids) for update in updates)
     assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
     assert updates[-1].completion.token_ids == expected.token_ids
+
+
+def test_an_engine_that_has_nothing_to_do_holds_no_requests(t5):
+    class Watched(Request):
+        """It may be referred to weakly."""
+
+    async def ask():
+        async with running(t5) as model:
+            request = await model.request({"text": TEXT}, [])
+            request = Watched(request.decoder_prompt_token_ids, encoder_input_ids=request.encoder_input_ids)
+            gone = weakref.ref(request)
+            assert len([update async for update in model.engine.generate([request])]) > 1
+            del request
+            await asyncio.to_thread(until, lambda: gc.collect() >= 0 and gone() is None)  # the engine's thread rests
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -133,9 +133,7 @@ class AsyncEngine:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             try:
                 while not self.hangs and self._obey():
-                    with self._at_work():
-                        updates = self._loop.step()
-                    self._hand_over(self._results(updates))
+                    self._hand_over(self._results(self._step()))
             except BaseException as error:  # panics of libraries written in Rust are no Exceptions
                 if not self.hangs:
                     self.error = error if isinstance(error, Exception) else EngineError(f"{error}")
@@ -153,11 +151,17 @@ class AsyncEngine:
     def _obey(self) -> bool:
         """Carries out what was submitted, waiting for it when there is nothing to do; False: stop."""
         while not self._loop.has_work or not self._commands.empty():
+            if self._commands.empty():
+                self._loop.engine.rest()
             if (command := self._commands.get()) is None:
                 return False
             with self._at_work():
                 command()
         return True
+
+    def _step(self) -> list[TokenUpdate]:
+        with self._at_work():
+            return self._loop.step()
 
     def _call(self, call: AsyncCall, function: Callable[[], object]) -> None:
         if call not in self._waiting:  # its caller has gone

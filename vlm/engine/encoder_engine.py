@@ -58,6 +58,9 @@ class EncoderEngine:
     def step(self) -> list[TokenUpdate]:
         return []
 
+    def rest(self) -> None:
+        """Does nothing: it holds no requests."""
+
     def recover(self) -> list[TokenUpdate]:
         """Recovers after an encoding that ran out of memory."""
         self.free_cached_memory()

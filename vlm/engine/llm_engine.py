@@ -144,6 +144,11 @@ class LLMEngine:
             self._updates += self._collect()
         return self._reported()
 
+    def rest(self) -> None:
+        """Lets go of requests that have ended, with their pictures: the next step may be hours away."""
+        self._at_work = []
+        self._ended.clear()
+
     def recover(self) -> list[TokenUpdate]:
         """Recovers after a step that ran out of memory. What the executor was at work on ends, with finish reason
         `memory`; who ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool
