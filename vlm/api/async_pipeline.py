@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
+from vlm.engine.async_call import OnUpdate, ignore
 from vlm.engine.async_engine import AsyncEngine
 from vlm.engine.step_watch import STEP_SECONDS
 from vlm.processing.media_pool import MediaConfig, MediaPool
@@ -80,13 +81,13 @@ class AsyncPipeline:
         await self.engine.run(lambda: self.pipeline.adapters.unload(name))
 
     async def stream(
-        self, request: Request, *, final_only: bool = False, **listeners: Callable[..., None]
+        self, request: Request, *, final_only: bool = False, on_update: OnUpdate = ignore
     ) -> AsyncGenerator[TextDelta, None]:
         """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it.
-        `final_only`: each in one piece, when it has ended. `listeners`: on_update; see AsyncEngine.generate."""
+        `final_only`: each in one piece, when it has ended; `on_update`: as AsyncEngine.generate has it."""
         requests = samples_of(request)
         texts = [None if final_only else self._text_stream(request) for _ in requests]
-        async with aclosing(self.engine.generate(requests, final_only=final_only, **listeners)) as updates:
+        async with aclosing(self.engine.generate(requests, final_only=final_only, on_update=on_update)) as updates:
             async for index, update in updates:
                 stream = texts[index]
                 output = None if update.completion is None else await self._output(update.completion)

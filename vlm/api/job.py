@@ -63,7 +63,7 @@ class Job:
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""
         while not self._is_stopped and (self._waiting or self._outputs.num_under_way or self._inputs.more):
-            self._inputs.fill()
+            self._inputs.fill()  # the source may be long in giving the next one: outside of what is undisturbed
             with self._undisturbed():
                 errors = self._added()
                 updates = self._loop.step_for(self._waiting) if self._waiting and not errors else []

@@ -12,6 +12,12 @@ from vlm.executor.memory import FULL
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
 
+OnUpdate = Callable[[int, TokenUpdate], None]  # of a request's index and what a step brought for it
+
+
+def ignore(index: int, update: TokenUpdate) -> None:
+    """Does nothing with an update: nobody listens."""
+
 
 @dataclass(eq=False)
 class AsyncCall:
@@ -19,7 +25,7 @@ class AsyncCall:
 
     requests: list[Request] = field(default_factory=list)
     final_only: bool = False  # an output is waited for until it has ended
-    on_update: Callable[[int, TokenUpdate], None] = lambda index, update: None  # in the event loop, with every step's
+    on_update: OnUpdate = ignore  # called in the event loop, with every step's
     indices: dict[int, int] = field(default_factory=dict)  # by the engine's id; its thread's own
     # (index of the request, what a step brought for it), or what the function returns, or an Exception
     results: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from vlm.engine.async_call import AsyncCall
+from vlm.engine.async_call import AsyncCall, OnUpdate, ignore
 from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.fair_lock import device_lock
 from vlm.engine.leading import Engine
@@ -73,7 +73,7 @@ class AsyncEngine:
         requests: list[Request],
         *,
         final_only: bool = False,
-        on_update: Callable[[int, TokenUpdate], None] = lambda index, update: None,
+        on_update: OnUpdate = ignore,
     ) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
         """Yields (index of the request, what steps brought for it) as it comes, or `final_only` once, when the request
         has ended; leaving the iteration early aborts the rest. `on_update` is called in the event loop with the same
@@ -160,7 +160,7 @@ class AsyncEngine:
         return True
 
     def _step(self) -> list[TokenUpdate]:
-        with self._at_work():
+        with self._at_work():  # apart from what waits for commands, which would hold what a step brought
             return self._loop.step()
 
     def _call(self, call: AsyncCall, function: Callable[[], object]) -> None:

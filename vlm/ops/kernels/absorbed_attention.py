@@ -19,13 +19,14 @@ from vlm.ops.kernels.attend import SLICE, X_TYPES
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_processors
+from vlm.ops.kernels.nvrtc import LINE
 from vlm.ops.paged_kv import HiddenRows
 from vlm.ops.tiles import PROGRAM_HEADS
 
 COLUMNS, WIDEST = 256, 1024  # of which the width is a multiple, up to this
 STAGES = 4  # of a program, the first of which has the queries before
 WARPS, TILE = 8, 16  # of a program; hidden rows of a stage
-LINE, BOX_ROWS = 128, 8  # bytes of a row that lie together there; rows of blocks that are copied, at least
+BOX_ROWS = 8  # of blocks, that are copied at once, at least
 PAIR_HEADS, PAIR_COLUMNS = 32, 512  # at most, and likewise, where two programs have a row
 PAIR_NARROWER = 8  # times narrower than its keys and values a row is then, at least: with less of it these are faster
 PAIR_STAGES, PAIR_WARPS, INBOXES = 5, 8, 4

@@ -18,9 +18,10 @@ from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.kernels.gemv import ACTIVATIONS, TYPES
 from vlm.ops.kernels.norms_ahead import NormsAhead, Product, is_aligned
-from vlm.ops.kernels.product_norms import Link, between, may_be_followed, of_arguments, to_arguments
+from vlm.ops.kernels.nvrtc import LINE
+from vlm.ops.kernels.product_norms import TILE, Link, ahead_arguments, behind_arguments, between, may_be_followed
 
-LINE, TILE, WARPS = 128, 64, 5  # as in gemm.cu: bytes of a row of a stage, rows of the weight, warps of a program
+WARPS = 5  # as in gemm.cu: of a program
 ROWS = (8, 16, 32, 64, 128)  # of a program
 LARGEST_CLUSTER, CLUSTERED = 4, 0.75  # and the part of the processors of which clusters that large are made
 SHORT, LONG = 2, 8  # lines of a program, at least: of few rows, and of many, whose sums take longer to merge
@@ -65,7 +66,7 @@ class Shape:
         of the stages, or lie beside them where other programs send some."""
         ring, sums = self.stages * LINE * (TILE + self.rows), _sums(self.rows)
         together = ring + sums if self.splits > 1 else max(ring, sums)
-        return 1024 + together + 16 * self.stages + 8 + _of_rows(self.rows, self.normed)
+        return 1024 + together + 16 * self.stages + 8 + _norm_bytes(self.rows, self.normed)
 
 
 @functools.cache
@@ -105,8 +106,8 @@ def linear(
     ahead = NormsAhead.current()
     norm = None if ahead is None else ahead.taken_norm(x)
     if norm is not None and (link := between(norm, product)):
-        launch(link.ahead, to=link)
-        launch(product, of=link)
+        launch(link.ahead, ahead=link)
+        launch(product, behind=link)
         return y
     if norm is not None:
         norm.launch()
@@ -117,22 +118,24 @@ def linear(
     return y
 
 
-def launch(product: Product, *, of: Link | None = None, to: Link | None = None) -> None:
-    """Computes a product: of the norm that a link leads from, or to the norm that it leads to."""
-    x, weight, y = product.x if of is None else of.rows, product.weight, product.row if to is None else to.rows
+def launch(product: Product, *, behind: Link | None = None, ahead: Link | None = None) -> None:
+    """Computes a product, with its part of a link's norm where it is the one `behind` or `ahead` of that."""
+    x, weight = product.x if behind is None else behind.rows, product.weight
+    y = product.row if ahead is None else ahead.rows
     bias, act = product.bias, product.activation
     shape = shape_of(
-        KINDS[x.dtype], len(x), x.shape[1], len(weight), act, num_processors(x.device), normed=of is not None
+        KINDS[x.dtype], len(x), x.shape[1], len(weight), act, num_processors(x.device), normed=behind is not None
     )
     kernel = _kernel(
         shape, TYPES[y.dtype], 0 if act is None else ACTIVATIONS[act.name], None if bias is None else TYPES[bias.dtype],
-        None if to is None else TYPES[to.norm.x.dtype], x.device,
+        None if ahead is None else TYPES[ahead.norm.x.dtype], x.device,
     )  # fmt: skip
     x_scale, weight_scale = product.scales or (None, None)
     kernel.launch(
         (shape.splits, shape.tiles, -(-len(x) // shape.rows)), 32 * WARPS,
         nvrtc.tensor_map(weight, shape.box_rows, 1), nvrtc.tensor_map(x, shape.rows, 1),
-        weight_scale, x_scale, bias, y, len(x), *of_arguments(of), *to_arguments(to), cluster=shape.splits,
+        weight_scale, x_scale, bias, y, len(x), *behind_arguments(behind), *ahead_arguments(ahead),
+        cluster=shape.splits,
     )  # fmt: skip
 
 
@@ -155,7 +158,7 @@ def shape_of(
         tile = _tile_rows(padded, splits * tiles, processors // 2)
     programs = splits * tiles * padded // tile
     share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
-    sums = (_sums(tile) if splits > 1 else 0) + _of_rows(tile, normed)
+    sums = (_sums(tile) if splits > 1 else 0) + _norm_bytes(tile, normed)
     room = (MEMORY // share - EXTRAS - sums) // (LINE * (TILE + tile))
     stages = min(MOST_STAGES[kind], -(-lines // splits), room)
     return Shape(kind, tile, inputs, outputs, activation is not None and activation.gated, splits, stages, normed)
@@ -166,7 +169,7 @@ def _sums(rows: int) -> int:
     return 4 * rows * (TILE + VECTOR)
 
 
-def _of_rows(rows: int, normed: bool) -> int:
+def _norm_bytes(rows: int, normed: bool) -> int:
     """Returns the bytes of what a norm's rows are multiplied by."""
     return 4 * rows if normed else 0
 

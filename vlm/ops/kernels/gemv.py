@@ -22,8 +22,9 @@ from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.device import device_properties, num_processors
 from vlm.ops.kernels.norms_ahead import NO_NORM, VECTOR, X_TYPES, Norm, NormsAhead, is_aligned
+from vlm.ops.kernels.nvrtc import LINE
 
-TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and bytes of a row
+TILE_ROWS, BOX_ROWS, PIECE = 16, 8, 64  # as in gemv.cu: rows, and bytes of a row
 MOST_VECTORS, MOST_RESULTS = 8, 4  # of a thread
 # bytes of the weight that there is room for: of 8 warps' programs two share a processor, beside those of 16 attention's
 # have room (attend.py), which read ahead as well

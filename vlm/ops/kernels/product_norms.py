@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.norms_ahead import RMS_NORM, Norm, Product, is_aligned
 
-TILE = 64  # outputs of a program of gemm.cu
+TILE = 64  # outputs of a program, as in gemm.cu
 MOST_ROWS = 16
 
 
@@ -52,11 +52,11 @@ def between(norm: Norm, product: Product) -> Link | None:
     return Link(norm, norm.product, torch.empty_like(norm.row), squares)
 
 
-def of_arguments(link: Link | None) -> tuple[Any, ...]:
-    """Returns the kernel's arguments of the norm ahead of a product."""
+def behind_arguments(link: Link | None) -> tuple[Any, ...]:
+    """Returns the kernel's arguments of a product behind a norm."""
     return (None, 0.0) if link is None else (link.squares, link.norm.eps)
 
 
-def to_arguments(link: Link | None) -> tuple[Any, ...]:
-    """Returns those of the norm that follows."""
+def ahead_arguments(link: Link | None) -> tuple[Any, ...]:
+    """Returns those of a product ahead of one."""
     return (None,) * 4 if link is None else (link.norm.x, link.norm.gain, link.norm.stream, link.squares)
