@@ -27,7 +27,7 @@ CROSS_ROWS = 16384  # of encoders, whose keys and values are computed at once wh
 
 
 class CrossKV:
-    """What a decoder attends to of encoders, over the cache of its batches."""
+    """Writes what a decoder attends to of encoders, over the cache of its batches."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
 
 
 class PackedPasses:
-    """The passes of one network, over the cache of its batches."""
+    """Runs the passes of one network, over the cache of its batches."""
 
     def __init__(
         self,

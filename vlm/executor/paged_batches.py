@@ -15,7 +15,7 @@ from vlm.ops.paged_kv import KVCache
 
 
 class PagedBatches:
-    """Rows of the sequences of one batch state, over one cache."""
+    """Makes the batches of the sequences of one batch state, over one cache."""
 
     def __init__(self, cache: KVCache, state: BatchState, config: ModelConfig):
         """`config`: the decoder's."""

@@ -24,7 +24,7 @@ LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they a
 
 
 class Prefill:
-    """A decoder's passes over prompts, and the hidden rows of their last tokens."""
+    """Runs a decoder's passes over prompts, and keeps the hidden rows of their last tokens."""
 
     def __init__(
         self,

@@ -39,8 +39,8 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True)
 class Product:
-    """The inputs and results of a product of several rows: `row` [R, N], the activation of x weightᵀ + bias, of 8 bits
-    with the scales of x and of the weight. `compute` fills the results."""
+    """Holds a product's inputs and results: `row` [R, N], the activation of x weightᵀ + bias, of 8 bits with the scales
+    of x and of the weight. `compute` fills the results."""
 
     x: Tensor
     weight: Tensor

@@ -22,7 +22,7 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class Link:
-    """What the product `ahead` of a norm leaves for the one behind it: `rows` [R, C], the stream times the gain, and
+    """Holds what the product `ahead` of a norm leaves for the one behind: `rows` [R, C], the stream times the gain, and
     `squares` [tiles, R] float32, the sum of those of each tile of a row."""
 
     norm: Norm
