@@ -37,7 +37,7 @@ from vlm.processing.call_queue import CallQueue, Lane, lanes_of
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.result_buffer import SIZE, ResultBuffer
 from vlm.processing.worker_call import Call
-from vlm.processing.worker_process import Budget, WorkerFailure
+from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 
 CALLS = "tests.worker_calls"
 
@@ -208,6 +208,15 @@ def test_workers_die_with_their_parent(number):
     parent.send_signal(number)
     parent.wait()
     until(lambda: not any(process.is_alive() for process in family))
+
+
+def test_none_is_started_once_python_ends(monkeypatch):
+    """Ctrl-C ends them; who had one at work would start the next, for whose end multiprocessing waits."""
+    monkeypatch.setattr("multiprocessing.util._exiting", True)
+    worker = WorkerProcess(ENDLESS, "vlm.processing.preload")
+    with pytest.raises(WorkerFailure) as failure:
+        worker.start()
+    assert failure.value.kind == "stopped" and not worker.is_ready
 
 
 INTERRUPTED = """

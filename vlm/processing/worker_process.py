@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import is_exiting
 from typing import Any
 
 from vlm.errors import InputError
@@ -130,6 +131,8 @@ class WorkerProcess:
         return pipe, buffer
 
     def _started(self, buffer: ResultBuffer) -> tuple[BaseProcess, Connection]:
+        if is_exiting():  # multiprocessing has ended all processes, and would wait for a new one for ever
+            raise WorkerFailure("stopped")
         context = start_fork_server(self._preload, self._preparations)
         pipe, theirs = context.Pipe()
         arguments = (theirs, buffer, self.budget.memory_mb, self._preload, self._preparations)
