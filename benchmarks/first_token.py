@@ -48,7 +48,7 @@ from vlm.requests import image
 
 STAGES = (
     (RequestBuilder, "build"), (image, "pixel_digest"), (ImagesAhead, "take"), (ImagesAhead, "encode"),
-    (TextsAhead, "take"), (Encoders, "encode_ahead"), (LLMEngine, "expect"), (LLMEngine, "add"), (LLMEngine, "step"),
+    (TextsAhead, "take"), (Encoders, "encode_ahead"), (LLMEngine, "add"), (LLMEngine, "step"),
     (Scheduler, "schedule"), (Executor, "admit"), (BatchState, "place"), (PagedRunner, "encode_texts"),
     (BatchState, "admit"), (Executor, "prefill"), (Executor, "launch"), (DecodeBurst, "collect"),
     (LLMEngine, "_apply"), (OutputReader, "merged"),

@@ -153,7 +153,7 @@ def answer(model, pixels: torch.Tensor, rows: int, new: int, *, has_encoder: boo
 def preempted(adapted: AdaptedText, new: int, **few_blocks) -> tuple[list[list[int]], int]:
     """Each input's tokens where there are too few blocks for all at once, and how many sequences began again."""
     pipe = adapted.pipeline(block_size=4, burst=4, **few_blocks)
-    ids = [pipe.llm.add(pipe.request(each, max_new_tokens=new)) for each in adapted.inputs]
+    ids = [pipe.llm.add([pipe.request(each, max_new_tokens=new)])[0] for each in adapted.inputs]
     done = {}
     while pipe.llm.has_work:
         done |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}

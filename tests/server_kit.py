@@ -113,9 +113,9 @@ def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     before somebody has gone away."""
     aborted, abort, step = [], engine.abort, engine.step
 
-    def slow_step():
+    def slow_step(**options):
         time.sleep(0 if aborted else 0.4)
-        return step()
+        return step(**options)
 
     def noted_abort(request_id):
         aborted.append(request_id)

@@ -18,7 +18,7 @@ from vlm_app.server.run import run
 
 @pytest.fixture
 def pipelines(monkeypatch):
-    def broken():
+    def broken(**options):
         raise RuntimeError("device lost")
 
     found = load("mini-t5")
@@ -44,7 +44,7 @@ def test_the_server_ends_with_its_engine(pipelines):
 def test_an_engine_that_hangs_has_broken(monkeypatch):
     """Though the event loop goes on to answer. That the process ends is what lets the thread go."""
     pipelines, released, addresses = load("mini-t5"), threading.Event(), list[str]()
-    monkeypatch.setattr(pipelines["mini-t5"].llm, "step", lambda: released.wait() and [])
+    monkeypatch.setattr(pipelines["mini-t5"].llm, "step", lambda **options: released.wait() and [])
     config = ServerConfig(port=0, preprocess_workers=0, step_seconds=0.5)
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(run, pipelines, config, addresses.append)

@@ -493,7 +493,9 @@ def test_a_stream_holds_no_more_bytes_than_a_message_may_have(client, served, st
     service, held = served.service("mini-llava"), []
     step = service.pipeline.llm.step
     monkeypatch.setattr(
-        service.pipeline.llm, "step", lambda: (held.append(service.num_outputs), time.sleep(0.05), step())[2]
+        service.pipeline.llm,
+        "step",
+        lambda **options: (held.append(service.num_outputs), time.sleep(0.05), step(**options))[2],
     )
     picture = tensor("image", np.zeros((1, 700, 700, 3), np.uint8))  # 1.5 MB of 4
     answers = stream()

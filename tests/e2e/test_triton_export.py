@@ -77,10 +77,10 @@ def test_requests_of_one_call_are_in_flight_together(ensemble, monkeypatch):
     llm, added = engine._model.pipeline.llm, engine._model.engine._commands
     step, seen = llm.step, []
 
-    def waiting_step():
+    def waiting_step(**options):
         until(lambda: seen or added.qsize() + len(llm.scheduler.waiting) == 3)
         seen.append(len(llm.scheduler.waiting) + len(llm.scheduler.running))
-        return step()
+        return step(**options)
 
     monkeypatch.setattr(llm, "step", waiting_step)
     answers = asked(engine, *[ids_of(text) for text in TEXTS])

@@ -50,7 +50,7 @@ def test_greedy_and_searches_in_one_batch(subject, burst, graphs):
         ids, found = {}, {}
         for i, (text, given) in enumerate(zip(texts, settings, strict=True)):
             params = SamplingParams(max_new_tokens=24, num_return_sequences=given.get("num_beams", 1), **given)
-            ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
+            ids[pipe.llm.add([Request((start,), encoder_input_ids=tuple(text), params=params)])[0]] = i
         while pipe.llm.has_work:
             found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
         for i, (text, given) in enumerate(zip(texts, settings, strict=True)):

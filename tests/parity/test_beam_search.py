@@ -153,7 +153,7 @@ def test_searches_of_different_width_and_greedy_rows_in_one_batch(subject):
     for i, (text, given) in enumerate(zip(texts, settings, strict=True)):
         returned = given.get("num_beams", 1)
         params = SamplingParams(max_new_tokens=NEW, num_return_sequences=returned, **given)
-        ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
+        ids[pipe.llm.add([Request((start,), encoder_input_ids=tuple(text), params=params)])[0]] = i
     found = {}
     while pipe.llm.has_work:
         found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
@@ -196,7 +196,7 @@ def test_stop_words_end_beams(subject):
     for i, ((text, settings), own) in enumerate(zip(pairs, words, strict=True)):
         returned = {"num_return_sequences": settings["num_beams"], "max_new_tokens": NEW}
         params = SamplingParams(**settings, **returned, stop_words_ids=own)
-        ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
+        ids[pipe.llm.add([Request((start,), encoder_input_ids=tuple(text), params=params)])[0]] = i
     found = {}
     while pipe.llm.has_work:
         found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}

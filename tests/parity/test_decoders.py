@@ -139,7 +139,7 @@ def test_preemption_loses_nothing(ragged):
     _, engine, prompts, want = ragged
     pipe = Pipeline(engine, cpu(block_size=4, burst=3, max_kv_blocks=33))
     requests = [pipe.request(given, max_new_tokens=30) for given in inputs_of(prompts)]
-    ids, done = [pipe.llm.add(request) for request in requests], {}
+    ids, done = [pipe.llm.add([request])[0] for request in requests], {}
     while pipe.llm.has_work:
         done |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}
     assert [done[i].token_ids for i in ids] == want

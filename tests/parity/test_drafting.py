@@ -92,7 +92,7 @@ def outcomes(pipe: Pipeline, steps_apart: int = 0) -> list[Completion]:
         options = {"max_new_tokens": NEW, "loop_detection": False, **own}
         if not pipe.llm.scheduler.config.num_speculative_tokens:
             options.pop("prompt_lookup_num_tokens", None)
-        ids.append(pipe.llm.add(pipe.request(inputs[number % len(inputs)], **options)))
+        ids.append(pipe.llm.add([pipe.request(inputs[number % len(inputs)], **options)])[0])
         for _ in range(steps_apart):
             step()
     while pipe.llm.has_work:
@@ -143,7 +143,7 @@ def test_abort_amid_drafts(tmp_path):
     pipe = load(engine_dir(tiny.llama(seed=3), tmp_path), 3, burst=2)
     prompt, params = (5, 6, 7) * 4, SamplingParams(max_new_tokens=60, ignore_eos=True)
     whole = pipe.generate(decoder_prompt_token_ids=list(prompt), max_new_tokens=60, ignore_eos=True).token_ids
-    aborted, other = (pipe.llm.add(Request(prompt, params=params)) for _ in range(2))
+    aborted, other = (pipe.llm.add([Request(prompt, params=params)])[0] for _ in range(2))
     done = {}
     for turn in range(100):
         if turn == 4:

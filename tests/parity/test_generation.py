@@ -140,7 +140,7 @@ def decoded(pipe: Pipeline, model, inputs, settings) -> list:
     ids, found = {}, {}
     for i, (text, given) in enumerate(zip(inputs, settings, strict=True)):
         params = sampling_params({"max_new_tokens": NEW, **given}, {}, loop_detection=False)
-        ids[pipe.llm.add(request_of(model, text, params))] = i
+        ids[pipe.llm.add([request_of(model, text, params)])[0]] = i
     while pipe.llm.has_work:
         found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
     return [found[i] for i in range(len(inputs))]
@@ -358,7 +358,7 @@ def test_context_and_generation_logits(subject, runtime):
     for n, (i, given, want) in enumerate(cases):
         params = sampling_params({"max_new_tokens": 9, **given, **want}, {}, loop_detection=False)
         request = Request(tuple(prompts[i]), encoder_input_ids=tuple(texts[i]) if coded else None, params=params)
-        ids[pipe.llm.add(request)] = n
+        ids[pipe.llm.add([request])[0]] = n
     while pipe.llm.has_work:
         found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
     for n, (i, _, want) in enumerate(cases):
@@ -392,7 +392,7 @@ def test_a_prefill_gives_the_token_that_a_decode_step_would(subject, drawn, monk
                 params = sampling_params({"max_new_tokens": NEW, **how, **given}, {}, loop_detection=False)
                 source = {"encoder_input_ids": tuple(text)} if coded else {}
                 prompt = (start, *text[:3]) if coded else tuple(text)
-                ids[pipe.llm.add(Request(prompt, **source, params=params))] = name
+                ids[pipe.llm.add([Request(prompt, **source, params=params)])[0]] = name
             completions = {}
             while pipe.llm.has_work:
                 completions |= {ids[u.request_id]: u.completion for u in pipe.llm.step() if u.finished}

@@ -24,7 +24,7 @@ def subject(tmp_path_factory):
 def completed(engine, requests: list[tuple[list[int], dict]], **runtime) -> list[Completion]:
     """Returns what these prompts with settings of their own come to in one batch."""
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", **{"burst": 4, "block_size": 4, **runtime}))
-    ids = [pipe.llm.add(pipe.request({"decoder_prompt_token_ids": p}, **settings)) for p, settings in requests]
+    ids = [pipe.llm.add([pipe.request({"decoder_prompt_token_ids": p}, **settings)])[0] for p, settings in requests]
     found = {}
     while pipe.llm.has_work:
         found |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}

@@ -183,7 +183,7 @@ def test_adapters_come_and_go_while_others_run(family, ranks, tmp_path):
         tokens = lambda name: pipe.generate(source, max_new_tokens=12, lora=name).token_ids  # noqa: E731
         pipe.load_lora("narrow", folders["narrow"])
         found.append(tokens("narrow"))
-        running = pipe.llm.add(pipe.request(source, max_new_tokens=12, lora="narrow"))
+        running = pipe.llm.add([pipe.request(source, max_new_tokens=12, lora="narrow")])[0]
         updates = pipe.llm.step()
         pipe.unload_lora("narrow")
         with pytest.raises(InputError, match="there is no adapter 'narrow'"):

@@ -72,7 +72,9 @@ def joined(pipe: Pipeline, images, limits, arrivals) -> list[list[int]]:
         for i, arrival in enumerate(arrivals):
             if arrival == turn:
                 params = SamplingParams(max_new_tokens=limits[i])
-                ids[pipe.llm.add(Request((0,), Image.from_pixels(images[i], pipe.processor.vision), params=params))] = i
+                ids[
+                    pipe.llm.add([Request((0,), Image.from_pixels(images[i], pipe.processor.vision), params=params)])[0]
+                ] = i
         for update in pipe.llm.step():
             if update.finished:
                 found[ids[update.request_id]] = update.completion
@@ -145,7 +147,7 @@ def test_controls_of_each_request_in_one_batch(ragged):
     for i, given in enumerate(CONTROLS):
         words = tuple(tuple(word) for word in given.get("bad_words_ids", ()))
         params = SamplingParams(max_new_tokens=30, **{**given, "bad_words_ids": words})
-        ids[pipe.llm.add(Request((0,), Image.from_pixels(images[i], pipe.processor.vision), params=params))] = i
+        ids[pipe.llm.add([Request((0,), Image.from_pixels(images[i], pipe.processor.vision), params=params)])[0]] = i
     while pipe.llm.has_work:
         found |= {ids[u.request_id]: u.completion.token_ids for u in pipe.llm.step() if u.finished}
     assert [found[i] for i in range(len(CONTROLS))] == want

@@ -134,7 +134,7 @@ def test_sequences_that_are_recomputed(case):
     engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / "short", build)
     pipe = Pipeline(engine, cpu(block_size=4, max_kv_blocks=20, burst=4))
     options = {"max_new_tokens": NEW, "loop_detection": False}
-    ids, done = [pipe.llm.add(pipe.request(each, **options)) for each in case.inputs], {}
+    ids, done = [pipe.llm.add([pipe.request(each, **options)])[0] for each in case.inputs], {}
     while pipe.llm.has_work:
         done |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}
     assert [done[i].token_ids for i in ids] == [case.theirs(*given) for given in case.prompts]

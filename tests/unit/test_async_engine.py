@@ -182,9 +182,9 @@ def test_an_engine_holds_its_device_to_its_last_step(t5, monkeypatch):
     """Another one may capture a graph there, beside which nobody may allocate."""
     lock, step, steps = threading.Lock(), t5.llm.step, []
 
-    def watched():
+    def watched(**options):
         steps.append(lock.locked())
-        return step()
+        return step(**options)
 
     async def ask():
         async with running(t5) as model:
@@ -201,7 +201,7 @@ def test_an_engine_holds_its_device_to_its_last_step(t5, monkeypatch):
 def test_a_last_step_that_does_not_end_is_left_behind(t5, monkeypatch):
     begun, released = threading.Event(), threading.Event()
 
-    def hang():
+    def hang(**options):
         begun.set()
         released.wait(60)
         return []
@@ -225,7 +225,7 @@ def test_a_last_step_that_does_not_end_is_left_behind(t5, monkeypatch):
 
 
 def test_a_broken_engine_is_not_silent(t5, monkeypatch):
-    def broken():
+    def broken(**options):
         raise RuntimeError("device lost")
 
     async def ask():
@@ -249,7 +249,7 @@ def test_a_step_that_does_not_end_breaks_the_engine(t5, monkeypatch):
     """Who waits is told, and who comes; nobody waits for the thread."""
     begun, released, broken = threading.Event(), threading.Event(), []
 
-    def hang():
+    def hang(**options):
         begun.set()
         released.wait()
         return []

@@ -70,7 +70,7 @@ def test_another_thread_is_told(t5, monkeypatch):
     """One that comes while a step lasts; who has been in it goes on."""
     loop, within, leave = EngineLoop(t5.llm), threading.Event(), threading.Event()
     step = t5.llm.step
-    monkeypatch.setattr(t5.llm, "step", lambda: (within.set(), leave.wait(60), step())[-1])
+    monkeypatch.setattr(t5.llm, "step", lambda **options: (within.set(), leave.wait(60), step(**options))[-1])
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(loop.run, requests(t5, 3))
         assert within.wait(60)

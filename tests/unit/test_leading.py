@@ -9,15 +9,11 @@ from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
 
-def test_requests_are_not_looked_at_ahead_as_others_are_made_of_them():
-    """An engine keeps what it has looked at by the request, until that is added."""
-    expected, added = [], []
-    engine = SimpleNamespace(expect=expected.extend, add=added.append)
+def test_requests_without_a_seed_have_one_that_all_ranks_are_told():
+    added = []
+    engine = SimpleNamespace(add=added.extend)
     leading = LeadingEngine(engine, SimpleNamespace(hosts=None, broadcast=lambda *_: None))
-    requests = [Request(decoder_prompt_token_ids=(1,), params=SamplingParams()) for _ in range(2)]
     leading.dismiss.detach()
-    leading.expect(requests)
-    for request in requests:
-        leading.add(request)
-    assert not expected and len(added) == 2 and not set(added) & set(requests)
-    assert all(request.params.seed is not None for request in added)
+    own, drawn = (Request(decoder_prompt_token_ids=(1,), params=SamplingParams(seed=seed)) for seed in (7, None))
+    leading.add([own, drawn])
+    assert added[0] is own and added[1].params.seed is not None and leading._calls == [("add", (added,), {})]

@@ -48,6 +48,7 @@ class Invented:
     each place in the cache which tokens it was computed from."""
 
     encoders = SimpleNamespace(visual=None, encoder=None)
+    runner = SimpleNamespace(gives_context_logits=True)
 
     def __init__(self, config: ModelConfig, asynchronous: bool):
         # which take turns: as many as NUM_ADAPTERS, and fewer at once
@@ -58,6 +59,7 @@ class Invented:
         self.slots: dict[int, list] = {}  # slot -> [sequence, tokens, finish code]
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, place) -> tokens up to and with its own
         self.computed = 0
+        self.ended: set[int] = set()  # ids
 
     def admit(self, sequences, stop_ids):
         for s, stops in zip(sequences, stop_ids, strict=True):
@@ -73,13 +75,15 @@ class Invented:
         for s, span in prefills:
             self._check(s.self_blocks[span.beam], s.tokens[: span.end])
 
-    def release(self, sequence):
-        assert sequence.status is not SequenceStatus.FINISHED
+    def release(self, sequences):
+        ended = [s.id for s in sequences if s.status is SequenceStatus.FINISHED]
+        assert len({*ended}) == len(ended) and not self.ended & {*ended}, "a sequence is released once"
+        self.ended.update(ended)
 
     def encode_waiting(self, sequences):
         assert all(s.queued for s in sequences)
 
-    def launch(self, sequences, steps, drafts, *, first):
+    def launch(self, sequences, steps, drafts, *, first, awaited):
         assert len({*first}) == len(first) and {*first} <= {*sequences}
         rows = []
         for s in sequences:
@@ -205,7 +209,7 @@ def test_tokens_do_not_depend_on_company_and_blocks_balance(
             output = torch.zeros(rows, 8) if config.cross_attention else None
             try:
                 adapter = seed // 3 % (NUM_ADAPTERS + 1) - 1
-                ids[llm.add(Request(tokens, encoder_output=output, params=params, adapter_id=adapter))] = (
+                ids[llm.add([Request(tokens, encoder_output=output, params=params, adapter_id=adapter)])[0]] = (
                     seed,
                     prompt,
                     min(new, 40 - prompt),
@@ -248,7 +252,7 @@ def chunks_of_each(requests: list[Request], steps_apart: int, **options) -> list
     llm.executor.prefill = noted
     ids = []
     for request in requests:
-        ids.append(llm.add(request))
+        ids.append(llm.add([request])[0])
         for _ in range(steps_apart):
             llm.step()
     while llm.has_work:
@@ -260,9 +264,9 @@ def noted_bursts(llm: LLMEngine) -> list[tuple[int, int, int]]:
     """Sequences of each burst, how many of them have a token of their prefill, and its steps, as they come"""
     launch, met = llm.executor.launch, []
 
-    def noted(sequences, steps, drafts, *, first):
+    def noted(sequences, steps, drafts, *, first, **options):
         met.append((len(sequences), len(first), steps))
-        return launch(sequences, steps, drafts, first=first)
+        return launch(sequences, steps, drafts, first=first, **options)
 
     llm.executor.launch = noted
     return met
@@ -273,7 +277,7 @@ def bursts(slots: int, prompts: int) -> list[tuple[int, int, int]]:
     llm = engine(200, slots, 16, True, ALONE, max_prefill_tokens=10)
     found = noted_bursts(llm)
     for first in range(prompts):
-        llm.add(Request((3 + first,) * 10, params=SamplingParams(max_new_tokens=29, seed=1, ignore_eos=True)))
+        llm.add([Request((3 + first,) * 10, params=SamplingParams(max_new_tokens=29, seed=1, ignore_eos=True))])
     while llm.has_work:
         llm.step()
     return found
@@ -311,7 +315,7 @@ def test_a_prompt_gives_the_first_token(options, request_options, want):
     settings = {"prompt": 10, "max_new_tokens": 5, "seed": 1, "ignore_eos": True} | request_options
     prompt = tuple(range(10, 10 + settings.pop("prompt")))
     found = noted_bursts(llm)
-    llm.add(Request(prompt, params=SamplingParams(**settings)))
+    llm.add([Request(prompt, params=SamplingParams(**settings))])
     updates = [update for _ in range(40) for update in llm.step()]
     assert [(n, first, 4 if steps > 1 else steps) for n, first, steps in found][: len(want)] == want
     if settings.get("num_beams", 1) == 1:
@@ -325,7 +329,7 @@ def test_a_prompt_that_is_known_gives_no_token():
     llm = engine(60, 4, 16, False, ALONE)
     found, params = noted_bursts(llm), SamplingParams(max_new_tokens=5, seed=1, ignore_eos=True)
     for _ in range(2):
-        llm.add(Request(tuple(range(10, 19)), params=params))
+        llm.add([Request(tuple(range(10, 19)), params=params)])
         while llm.has_work:
             llm.step()
     assert found == [*PREFILLED, *STEPPED]
@@ -334,11 +338,11 @@ def test_a_prompt_that_is_known_gives_no_token():
 def test_who_joins_has_a_token_ahead_of_the_others():
     llm = engine(200, 8, 16, False, ALONE)
     params = SamplingParams(max_new_tokens=25, seed=1, ignore_eos=True)
-    first, second = llm.add(Request(tuple(range(10, 20)), params=params)), None
+    first, second = llm.add([Request(tuple(range(10, 20)), params=params)])[0], None
     found = noted_bursts(llm)
     for turn in range(3):
         if turn == 1:
-            second = llm.add(Request(tuple(range(30, 40)), params=params))
+            second = llm.add([Request(tuple(range(30, 40)), params=params)])[0]
         updates = {update.request_id: len(update.token_ids) for update in llm.step()}
         assert updates == ({first: 1}, {first: 16, second: 17}, {first: 8, second: 8})[turn]
     assert found == [(1, 1, 0), (2, 1, 16), (2, 0, 8)] and not llm.has_work
@@ -349,7 +353,7 @@ def test_an_idle_device_goes_on_behind_the_first_tokens(prompt, want):
     """They are reported while it does."""
     llm = engine(200, 8, 16, True, ALONE)
     params, found = SamplingParams(max_new_tokens=25, seed=1, ignore_eos=True), noted_bursts(llm)
-    ids = [llm.add(Request((10 + n,) * prompt, params=params)) for n in range(2)]
+    ids = [llm.add([Request((10 + n,) * prompt, params=params)])[0] for n in range(2)]
     assert [(u.request_id, len(u.token_ids)) for u in llm.step()] == [(ids[0], 1), (ids[1], 1)] and found == want
     later = [len(update.token_ids) for _ in range(2) for update in llm.step()]
     assert sum(later) == 48 and not llm.has_work and sum(n for *_, n in found) == 25 - (prompt > 1)
@@ -375,7 +379,7 @@ def test_a_batch_invariant_engine_recomputes_nothing():
     llm = engine(num_self=12, slots=4, burst=4, asynchronous=True, batch_invariant=True)
     params = SamplingParams(max_new_tokens=30, seed=3, ignore_eos=True)
     for _ in range(4):
-        llm.add(Request((0,), encoder_output=torch.zeros(2, 8), params=params))
+        llm.add([Request((0,), encoder_output=torch.zeros(2, 8), params=params)])
     done, most = [], 0
     while llm.has_work:
         done += [u.completion for u in llm.step() if u.finished]
@@ -386,7 +390,7 @@ def test_a_batch_invariant_engine_recomputes_nothing():
 def computed(llm: LLMEngine, prompt: list[int], **params) -> int:
     """Prompt tokens that a request costs."""
     before = llm.executor.computed
-    llm.add(Request(tuple(prompt), params=SamplingParams(max_new_tokens=6, seed=1, ignore_eos=True, **params)))
+    llm.add([Request(tuple(prompt), params=SamplingParams(max_new_tokens=6, seed=1, ignore_eos=True, **params))])
     while llm.has_work:
         llm.step()
     return llm.executor.computed - before
@@ -444,7 +448,7 @@ def test_a_sequence_waits_until_the_device_has_room_for_its_adapter():
     llm = engine(60, 4, 4, asynchronous=False)
     for adapter in (0, NO_ADAPTER, 1, 2, 0):
         output, params = torch.zeros(1, 8), SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True)
-        llm.add(Request((5,), encoder_output=output, params=params, adapter_id=adapter))
+        llm.add([Request((5,), encoder_output=output, params=params, adapter_id=adapter)])
     batches = []
     while llm.has_work:
         llm.step()
@@ -532,7 +536,7 @@ def test_what_is_aborted_before_it_decodes_is_let_go():
     llm = engine(num_self=12, slots=2, burst=4, asynchronous=True, config=ALONE, max_prefill_tokens=5)
     for first in (10, 20, 30):
         request = Watched(tuple(range(first, first + 18)), params=SamplingParams(max_new_tokens=3))
-        number, gone = llm.add(request), weakref.ref(request)
+        number, gone = llm.add([request])[0], weakref.ref(request)
         del request
         llm.step()
         llm.abort(number)
@@ -546,7 +550,7 @@ def test_preemption_happens_and_loses_nothing():
     llm = engine(num_self=12, slots=4, burst=4, asynchronous=True)
     params = SamplingParams(max_new_tokens=30, seed=3, ignore_eos=True)
     for _ in range(4):
-        llm.add(Request((0,), encoder_output=torch.zeros(2, 8), params=params))
+        llm.add([Request((0,), encoder_output=torch.zeros(2, 8), params=params)])
     done = []
     while llm.has_work:
         done += [u.completion for u in llm.step() if u.finished]
@@ -559,7 +563,7 @@ def test_a_sequence_says_where_it_is():
     llm = engine(num_self=12, slots=2, burst=4, asynchronous=False, config=ALONE, max_prefill_tokens=5)
     params = SamplingParams(max_new_tokens=30, seed=3, ignore_eos=True)
     for first in (10, 20, 30):
-        llm.add(Request(tuple(range(first, first + 8)), params=params))
+        llm.add([Request(tuple(range(first, first + 8)), params=params)])
     sequences, seen = list(llm._sequences.values()), [set(), set(), set()]
     while llm.has_work:
         for sequence, statuses in zip(sequences, seen, strict=True):

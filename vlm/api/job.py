@@ -66,7 +66,7 @@ class Job:
             self._inputs.fill()  # the source may be long in giving the next one: outside of what is undisturbed
             with self._undisturbed():
                 errors = self._added()
-                updates = self._loop.step_for(self._waiting) if self._waiting and not errors else []
+                updates = self._loop.step_for(self._waiting, streamed=False) if self._waiting and not errors else []
             yield from errors
             yield from self._taken(updates)
             self._outputs.begin(self._ended, awaited=not self._waiting)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from vlm.config import EngineLimits, ModelConfig, VisionConfig
+from vlm.engine.endings import Endings
 from vlm.errors import InputError, LengthError, LimitError, built_for, counted
 from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import NO_CONTENTS, Contents
@@ -20,6 +23,14 @@ from vlm.requests.sequence import Ids, Sequence
 MAX_NGRAM_TOKENS = 2**22  # of an input, which take a third of a second and 100 MB to write down
 
 
+class _Common(NamedTuple):
+    """What follows from the settings and the prompt of a request, which many of a call have in common."""
+
+    length: int  # tokens that its sequence may have in all
+    num_stop_ids: int
+    max_drafts: int
+
+
 @dataclass(frozen=True)
 class Admission:
     """What an engine was built to hold."""
@@ -28,24 +39,57 @@ class Admission:
     encoder: ModelConfig | None  # of a text encoder
     limits: EngineLimits
     vision: VisionConfig | None  # of a visual encoder
-    num_speculative_tokens: int = 0  # proposed for a sequence in a step, at most
+    endings: Endings
+    num_speculative_tokens: int  # proposed for a sequence in a step, at most
+    gives_context_logits: bool
 
-    def sources(self, requests: list[Request]) -> Items[Ids | None]:
+    def sequences(self, requests: list[Request], ids: Iterator[int]) -> list[Sequence]:
+        """Returns the sequences of requests, each with the next of the `ids`. Raises InputError and LimitError for what
+        the engine cannot hold."""
+        sources, known = self._sources(requests), dict[tuple[int, int, int], _Common]()
+        return [self._sequence(next(ids), *each, known) for each in zip(requests, sources, strict=True)]
+
+    def _sources(self, requests: list[Request]) -> Items[Ids | None]:
         """Returns the encoder's ids of each request. They are looked at all at once: None where there are none, or one
-        of all is no token of the vocabulary, so that `sequence` has to look at each."""
+        of all is no token of the vocabulary, so that each has to be looked at."""
         texts = [request.encoder_input_ids for request in requests]
         ids = None if self.encoder is None else _tokens(texts, self.encoder.vocab_size)
         return [None] * len(texts) if ids is None else ids
 
-    def sequence(self, number: int, request: Request, *, num_stop_ids: int, source: Ids | None) -> Sequence:
-        """Returns the sequence of a request as number `number`; `source`: see `sources`. Raises InputError and
-        LimitError for what the engine cannot hold."""
-        features = self._num_features(request)
-        contents = self._contents(request)
-        length = self._length(request, contents.num_rows)
-        params, prompt_ids, most = request.params, request.decoder_prompt_token_ids, self.limits.max_batch_size
-        _check_rows(features, self.limits.max_encoder_input_len)
-        _check_ngrams(params.encoder_no_repeat_ngram_size, len(request.encoder_input_ids or prompt_ids))
+    def _sequence(
+        self, number: int, request: Request, source: Ids | None, known: dict[tuple[int, int, int], _Common]
+    ) -> Sequence:
+        """`source`: see `_sources`; `known`: of the requests before, by what they have in common."""
+        features, contents = self._num_features(request), self._contents(request)
+        prompt_ids = request.decoder_prompt_token_ids
+        key = id(request.params), id(prompt_ids), contents.num_rows  # objects that the requests of a call share
+        if (common := known.get(key)) is None:
+            common = known[key] = self._common(request, contents.num_rows)
+        if features > self.limits.max_encoder_input_len:
+            raise _too_long(features, self.limits.max_encoder_input_len)
+        if size := request.params.encoder_no_repeat_ngram_size:
+            _check_ngrams(size, len(request.encoder_input_ids or prompt_ids))
+        if source is None and request.encoder_input_ids is not None and self.encoder is not None:
+            _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
+            source = np.array(request.encoder_input_ids, np.int32)
+        sequence = Sequence(
+            number, request, common.length, features, list(prompt_ids), num_stop_ids=common.num_stop_ids,
+            contents=contents, source=source, max_drafts=common.max_drafts,
+        )  # fmt: skip
+        first_row = self.config.vocab_size + len(request.prompt_table or ())
+        if request.images and self.encoder is None and self.vision is not None:
+            sequence.image_token_id = self.vision.image_token_id
+            sequence.first_image_row = first_row
+        if self.config.position_axes > 1:
+            sequence.positions = Positions.from_prompt(sequence.tokens, request.images, first_row)
+        return sequence
+
+    def _common(self, request: Request, virtual: int) -> _Common:
+        """Checks the settings and the prompt of a request, of which `virtual` rows are no tokens."""
+        params, most, vocab_size = request.params, self.limits.max_batch_size, self.config.vocab_size
+        if params.return_context_logits and not self.gives_context_logits:
+            raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
+        length = self._length(request, virtual)
         if params.num_beams > most:
             raise LimitError(
                 f"num_beams is {params.num_beams}, this engine decodes {counted(most, 'sequence')} at once; ask for"
@@ -53,24 +97,10 @@ class Admission:
                 built_for("--max-batch-size", params.num_beams),
                 settings=("num_beams",),
             )
-        _check_ids(prompt_ids, self.config.vocab_size, 0 if self.encoder else contents.num_rows)
-        if source is None and request.encoder_input_ids is not None and self.encoder is not None:
-            _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(contents))
-            source = np.array(request.encoder_input_ids, np.int32)
+        _check_ids(request.decoder_prompt_token_ids, vocab_size, 0 if self.encoder else virtual)
         for setting, named in params.known_tokens.items():
-            _check_ids(named, self.config.vocab_size, 0, setting)
-        tokens = list(prompt_ids)
-        sequence = Sequence(
-            number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=contents, source=source,
-            max_drafts=self._max_drafts(params),
-        )  # fmt: skip
-        first_row = self.config.vocab_size + len(request.prompt_table or ())
-        if request.images and self.encoder is None and self.vision is not None:
-            sequence.image_token_id = self.vision.image_token_id
-            sequence.first_image_row = first_row
-        if self.config.position_axes > 1:
-            sequence.positions = Positions.from_prompt(tokens, request.images, first_row)
-        return sequence
+            _check_ids(named, vocab_size, 0, setting)
+        return _Common(length, len(self.endings.stop_ids(request)), self._max_drafts(params))
 
     def _max_drafts(self, params: SamplingParams) -> int:
         """Returns how many tokens are proposed for a sequence in a step, at most; for a search's beams none."""
@@ -145,7 +175,8 @@ class Admission:
 def check_encoder_input(request: Request, encoder: ModelConfig, most: int) -> None:
     """Raises LimitError for ids that the encoder cannot take, or more than `most` of them."""
     ids = request.encoder_input_ids or ()
-    _check_rows(len(ids), most)
+    if len(ids) > most:
+        raise _too_long(len(ids), most)
     _check_ids(ids, encoder.vocab_size, len(Contents.of(request.prompt_table, request.images)))
 
 
@@ -173,12 +204,12 @@ def _check_ngrams(size: int, num_ids: int) -> None:
         )
 
 
-def _check_rows(count: int, most: int) -> None:
-    if count > most:
-        raise LengthError(
-            f"the encoder's input has {count} rows (tokens), the engine was built for {most}; shorten it",
-            built_for("--max-encoder-input-len", count),
-        )
+def _too_long(count: int, most: int) -> LengthError:
+    """Returns the error of an encoder's input of so many rows."""
+    return LengthError(
+        f"the encoder's input has {count} rows (tokens), the engine was built for {most}; shorten it",
+        built_for("--max-encoder-input-len", count),
+    )
 
 
 def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int, setting: str | None = None) -> None:

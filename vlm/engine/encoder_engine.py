@@ -30,10 +30,7 @@ class EncoderEngine:
         """`config` describes what a request's ids are, `name` is the family's, for sentences."""
         self.config, self.encoders, self.limits, self._name = config, encoders, limits, name
 
-    def expect(self, requests: list[Request]) -> None:
-        """Does nothing: none can be added."""
-
-    def add(self, request: Request) -> int:
+    def add(self, requests: list[Request]) -> list[int]:
         """Raises InputError: there is nothing that could write."""
         raise InputError(
             f"{self._name} is loaded as an encoder alone, which writes no text; ask it for encodings (/v1/embeddings,"
@@ -55,7 +52,7 @@ class EncoderEngine:
         """Takes no more requests for an adapter."""
         self.encoders.networks.adapters.remove(adapter_id)
 
-    def step(self) -> list[TokenUpdate]:
+    def step(self, *, streamed: bool = True) -> list[TokenUpdate]:
         return []
 
     def rest(self) -> None:

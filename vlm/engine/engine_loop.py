@@ -43,16 +43,9 @@ class EngineLoop:
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
         what the engine cannot hold, and where another thread is using it."""
-        requests, ids = list(requests), list[int]()
         with self._one_thread():
-            self.engine.expect(requests)
-            try:
-                for request in requests:
-                    ids.append(self.engine.add(request))
-                    self._open.add(ids[-1])
-            except Exception:
-                self.abort(ids)
-                raise
+            ids = self.engine.add(list(requests))
+        self._open.update(ids)
         return ids
 
     def encode_ahead(self, images: list[Image]) -> bool:
@@ -82,12 +75,13 @@ class EngineLoop:
         self._aborted |= self._open & ids.keys()
         self._kept = [update for update in self._kept if update.request_id not in ids]
 
-    def step(self) -> list[TokenUpdate]:
-        """Returns what the engine's next step brings. Where memory runs out, the requests that it worked on end with
-        finish reason `memory`, and the others go on. InputError where another thread is using it."""
+    def step(self, *, streamed: bool = True) -> list[TokenUpdate]:
+        """Returns what the engine's next step brings, `streamed` as LLMEngine has it. Where memory runs out, the
+        requests that it worked on end with finish reason `memory`, and the others go on. InputError where another
+        thread is using it."""
         with self._one_thread():
             lost, self._lost = self._lost, []
-            updates = lost + self._step()
+            updates = lost + self._step(streamed)
         wanted = [u for u in updates if u.request_id not in self._aborted] if self._aborted else updates
         for update in updates:
             if update.completion is not None:
@@ -96,11 +90,11 @@ class EngineLoop:
                 self._on_end(update.completion)
         return wanted
 
-    def step_for(self, request_ids: Container[int]) -> list[TokenUpdate]:
+    def step_for(self, request_ids: Container[int], *, streamed: bool = True) -> list[TokenUpdate]:
         """Returns what has come for these requests while others were asked for, or what the next step brings for them;
         what it brings for others is kept for who asks for those."""
         if not any(update.request_id in request_ids for update in self._kept):
-            self._kept += self.step()
+            self._kept += self.step(streamed=streamed)
         updates, self._kept = self._kept, [u for u in self._kept if u.request_id not in request_ids]
         return [update for update in updates if update.request_id in request_ids]
 
@@ -109,7 +103,8 @@ class EngineLoop:
         ids = self.add(requests)
         waiting, completions = set(ids), {}
         while waiting:
-            completions |= {u.request_id: u.completion for u in self.step_for(waiting) if u.completion is not None}
+            updates = self.step_for(waiting, streamed=False)
+            completions |= {u.request_id: u.completion for u in updates if u.completion is not None}
             waiting -= completions.keys()
         return [completions[request_id] for request_id in ids]
 
@@ -132,10 +127,10 @@ class EngineLoop:
         finally:
             self._in_use.release()
 
-    def _step(self) -> list[TokenUpdate]:
+    def _step(self, streamed: bool) -> list[TokenUpdate]:
         with suppress_out_of_memory() as memory:
             began = time.perf_counter()
-            updates = self.engine.step()
+            updates = self.engine.step(streamed=streamed)
             self._on_step(self.engine.last_batch_size, time.perf_counter() - began)
             return updates
         # not within an except clause: the error's frames hold tensors

@@ -56,14 +56,11 @@ class LeadingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)  # what is only read
 
-    def expect(self, requests: list[Request]) -> None:
-        """Does nothing: `add` has others made of them."""
-
-    def add(self, request: Request) -> int:
-        if request.params.seed is None:  # which each rank would draw for itself, and choose other tokens
-            request = replace(request, params=replace(request.params, seed=draw_seed()))
-        self._calls.append(("add", (request,), {}))  # one that is refused takes an id, too
-        return self._engine.add(request)
+    def add(self, requests: list[Request]) -> list[int]:
+        # a seed that each rank would draw for itself chooses other tokens
+        seeded = [request if request.params.seed is not None else _with_seed(request) for request in requests]
+        self._calls.append(("add", (seeded,), {}))  # those that are refused take ids, too
+        return self._engine.add(seeded)
 
     def abort(self, request_id: int) -> None:
         self._calls.append(("abort", (request_id,), {}))
@@ -76,8 +73,8 @@ class LeadingEngine:
         self._calls.append(("unload_adapter", (adapter_id,), {}))
         self._engine.unload_adapter(adapter_id)
 
-    def step(self) -> list[TokenUpdate]:
-        return self._with_others("step", self._engine.step)
+    def step(self, *, streamed: bool = True) -> list[TokenUpdate]:
+        return self._with_others("step", self._engine.step, streamed=streamed)
 
     def free_cached_memory(self) -> None:
         self._with_others("free_cached_memory", self._engine.free_cached_memory)
@@ -118,6 +115,10 @@ class LeadingEngine:
             raise EngineError(OUT_OF_MEMORY) from error
         self._state.amid_call = False
         return result
+
+
+def _with_seed(request: Request) -> Request:
+    return replace(request, params=replace(request.params, seed=draw_seed()))
 
 
 def _dismiss(ranks: Ranks, state: _State) -> None:

@@ -18,7 +18,7 @@ from vlm.executor.decode_burst import DecodeBurst, StepOutput
 from vlm.executor.executor import Executor
 from vlm.requests.finish import STOP
 from vlm.requests.request import Request
-from vlm.requests.sequence import Ids, Sequence
+from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import Completion, TokenUpdate
 
 if TYPE_CHECKING:
@@ -52,10 +52,17 @@ class LLMEngine:
         self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
         self.encoders = executor.encoders
         vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
-        self._admission = Admission(self.config, encoder, limits, vision, scheduler.config.num_speculative_tokens)
         self._endings = Endings(eos_token_ids)
+        self._admission = Admission(
+            self.config,
+            encoder,
+            limits,
+            vision,
+            endings=self._endings,
+            num_speculative_tokens=scheduler.config.num_speculative_tokens,
+            gives_context_logits=executor.runner.gives_context_logits,
+        )
         self._ids = itertools.count()
-        self._sources: dict[Request, Ids] = {}  # of requests that are expected
         self._sequences: dict[int, Sequence] = {}
         self._aborted_ids: set[int] = set()
         self._unloaded: set[int] = set()  # adapters that some sequence may still have
@@ -83,35 +90,24 @@ class LLMEngine:
         shares = {kind: blocks.num_used[kind] / quota for kind, quota in blocks.quota.items() if quota}
         return EngineUsage(len(scheduler.running), len(scheduler.waiting), shares)
 
-    def expect(self, requests: list[Request]) -> None:
-        """Looks at the ids of requests that are about to be added, at all of them at once: it takes less time."""
-        sources = zip(requests, self._admission.sources(requests), strict=True)
-        self._sources = {request: source for request, source in sources if source is not None}
-
-    def add(self, request: Request) -> int:
-        """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
-        source = self._sources.pop(request, None)
-        if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
-            raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
-        if request.adapter_id in self._unloaded:
-            raise InputError("the request's adapter has been unloaded; name another one.")
-        self.executor.adapters.check(request.adapter_id)
-        sequence = self._admission.sequence(
-            next(self._ids),
-            request,
-            num_stop_ids=len(self._endings.stop_ids(request)),
-            source=source,
-        )
-        params = request.params
-        if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, params.num_beams):
-            raise LimitError(
-                f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit the"
-                " KV cache; ask for fewer new tokens",
-                "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
-            )
-        self._sequences[sequence.id] = sequence
-        self.scheduler.add(sequence)
-        return sequence.id
+    def add(self, requests: list[Request]) -> list[int]:
+        """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError where
+        the engine cannot hold one."""
+        for adapter_id in {request.adapter_id for request in requests}:
+            if adapter_id in self._unloaded:
+                raise InputError("the request's adapter has been unloaded; name another one.")
+            self.executor.adapters.check(adapter_id)
+        sequences = self._admission.sequences(requests, self._ids)
+        for sequence in sequences:
+            if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, sequence.width):
+                raise LimitError(
+                    f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit"
+                    " the KV cache; ask for fewer new tokens",
+                    "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
+                )
+        self._sequences.update((sequence.id, sequence) for sequence in sequences)
+        self.scheduler.add(sequences)
+        return [sequence.id for sequence in sequences]
 
     def abort(self, request_id: int) -> None:
         """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""
@@ -123,13 +119,14 @@ class LLMEngine:
         if admitted := self.scheduler.admit():
             self._admit(admitted)
 
-    def step(self) -> list[TokenUpdate]:
-        """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
+    def step(self, *, streamed: bool = True) -> list[TokenUpdate]:
+        """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready.
+        `streamed`: somebody is shown tokens as they come, and who comes to an idle engine the first one at once."""
         if self._aborted_ids:
             self._updates += self._drop_aborted()
-        plan = self._schedule()
-        for sequence in plan.preempted:
-            self.executor.release(sequence)
+        plan = self._schedule(streamed)
+        if plan.preempted:
+            self.executor.release(plan.preempted)
         if plan.admitted:
             self._admit(plan.admitted)
         if plan.prefills:
@@ -155,8 +152,7 @@ class LLMEngine:
         is not whole."""
         self.free_cached_memory()
         self._updates += self._collect()
-        for sequence in self.scheduler.running:
-            self.executor.release(sequence)
+        self.executor.release(self.scheduler.running)
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")
@@ -208,18 +204,19 @@ class LLMEngine:
     def _more_to_launch(self) -> bool:
         return bool(self.scheduler.waiting) or any(s.scheduled < s.max_length for s in self.scheduler.running)
 
-    def _schedule(self) -> Plan:
+    def _schedule(self, streamed: bool) -> Plan:
         try:
-            return self.scheduler.schedule(in_flight=bool(self._in_flight))
+            return self.scheduler.schedule(in_flight=bool(self._in_flight), streamed=streamed)
         except OutOfBlocks:
             self._updates += self._collect()
-            return self.scheduler.schedule(in_flight=False)
+            return self.scheduler.schedule(in_flight=False, streamed=streamed)
 
     def _launch(self, plan: Plan) -> None:
         """Starts the plan's bursts, and images of who waits beside them."""
-        self._in_flight.append(self.executor.launch(plan.running, plan.steps, plan.drafts, first=plan.first))
+        launch, awaited = self.executor.launch, not self._more_to_launch()
+        self._in_flight.append(launch(plan.running, plan.steps, plan.drafts, first=plan.first, awaited=awaited))
         if plan.further_steps:
-            self._in_flight.append(self.executor.launch(plan.running, plan.further_steps, plan.drafts, first=[]))
+            self._in_flight.append(launch(plan.running, plan.further_steps, plan.drafts, first=[], awaited=awaited))
         self.executor.encode_waiting(self.scheduler.waiting)
 
     def _collect(self, but: int = 0) -> list[TokenUpdate]:
@@ -241,28 +238,35 @@ class LLMEngine:
         for sequence, row in rows:
             if sequence.max_drafts:
                 learn(sequence, row, burst)
-        updates = [self._grow(sequence, row) for sequence, row in rows if sequence.width == 1]
-        searches = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
-        return updates + (self._end_searches(searches) if searches else [])
+        ended: list[Sequence] = []
+        updates = [self._grow(sequence, row, ended) for sequence, row in rows if sequence.width == 1]
+        if searches := [sequence for sequence, row in rows if sequence.width > 1 and row.code]:
+            updates += self._end_searches(searches, ended)
+        self._release(ended)
+        return updates
 
-    def _grow(self, sequence: Sequence, row: StepOutput) -> TokenUpdate:
-        """Takes over a burst's tokens, up to where the text stops."""
+    def _grow(self, sequence: Sequence, row: StepOutput, ended: list[Sequence]) -> TokenUpdate:
+        """Takes over a burst's tokens, up to where the text stops; puts the sequence to the `ended` ones if it has."""
         tokens, code = sequence.tokens, row.code
-        known, new = len(tokens), row.length - len(tokens)
+        known = len(tokens)
+        new = row.length - known
         tokens += row.tokens[:new]
         sequence.logprobs += row.logprobs[:new]
-        sequence.top_logprobs += row.top[:new]
+        if row.top:
+            sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
             self.executor.logits.keep(sequence.id, row.logits[:new])
         if sequence.stops and (end := end_of_text(sequence, known)) is not None:
             new, code = end - known, STOP
             kept = end - sequence.prompt_length
             del tokens[end:], sequence.logprobs[kept:], sequence.top_logprobs[kept:]
-        if code:
-            self._end(sequence, self._endings.reason(sequence, code))
+        if not code:
+            return sequence.update(new)
+        sequence.finish(self._endings.reason(sequence, code))
+        ended.append(sequence)
         return self._update(sequence, new)
 
-    def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
+    def _end_searches(self, sequences: list[Sequence], ended: list[Sequence]) -> list[TokenUpdate]:
         """Ends beam searches: they bring their tokens then, the best hypothesis' as the sequence's own."""
         for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
             sequence.hypotheses = tuple(
@@ -270,11 +274,13 @@ class LLMEngine:
             )
             best = sequence.hypotheses[0]
             sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
-            self._end(sequence, best.finish_reason)
+            sequence.finish(best.finish_reason)
+        ended += sequences
         return [self._update(sequence, sequence.num_generated) for sequence in sequences]
 
     def _update(self, sequence: Sequence, num_new: int) -> TokenUpdate:
-        return sequence.update(num_new, self._completion(sequence) if sequence.finished else None)
+        """Returns the last update of a sequence, which has ended."""
+        return sequence.update(num_new, self._completion(sequence))
 
     def _completion(self, sequence: Sequence) -> Completion:
         if not sequence.request.params.returns_logits:
@@ -282,18 +288,24 @@ class LLMEngine:
         context_logits, generation_logits = self.executor.logits.take(sequence)
         return sequence.completion(context_logits, generation_logits)
 
-    def _end(self, sequence: Sequence, reason: str) -> None:
-        self.scheduler.release(sequence)
-        self.executor.release(sequence)
-        sequence.finish(reason)
-        self._ended.append(self._sequences.pop(sequence.id))
+    def _release(self, sequences: list[Sequence]) -> None:
+        """Returns what ended sequences hold, of all of them at once: a full batch ends together."""
+        if sequences:
+            self.scheduler.release(sequences)
+            self._drop(sequences)
+            self._ended += sequences
+
+    def _drop(self, sequences: list[Sequence]) -> None:
+        """Forgets ended sequences."""
+        self.executor.release(sequences)
+        for sequence in sequences:
+            del self._sequences[sequence.id]
 
     def _forget(self, sequence: Sequence, reason: str) -> None:
         """Ends one that waits."""
         self.scheduler.waiting.remove(sequence)
-        self.executor.release(sequence)
         sequence.finish(reason)
-        del self._sequences[sequence.id]
+        self._drop([sequence])
 
     def _drop_aborted(self) -> list[TokenUpdate]:
         updates = self._collect()
@@ -302,7 +314,8 @@ class LLMEngine:
             if sequence.queued:
                 self._forget(sequence, "abort")
             else:
-                self._end(sequence, "abort")
+                sequence.finish("abort")
+                self._release([sequence])
             updates.append(self._update(sequence, 0))
         self._aborted_ids.clear()
         return updates

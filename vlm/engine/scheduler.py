@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
@@ -56,11 +58,12 @@ class Scheduler:
         """Says whether a sequence of this final length would not fit the pool even alone."""
         return self._sequence_blocks.exceeds_capacity(length, num_features, width)
 
-    def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        self.waiting.extend(sequences)
 
-    def schedule(self, in_flight: bool) -> Plan:
-        """Plans the next step. Raises OutOfBlocks, nothing changed, when blocks are short with results `in_flight`."""
+    def schedule(self, in_flight: bool, *, streamed: bool = True) -> Plan:
+        """Plans the next step, `streamed` as LLMEngine has it. Raises OutOfBlocks, nothing changed, when blocks are
+        short with results `in_flight`."""
         plan = Plan()
         active = self._decoding()
         needs = [self._sequence_blocks.need(sequence) for sequence in active]
@@ -79,7 +82,7 @@ class Scheduler:
             room = self._admit(plan, room)
         plan.running = self._decoding()
         # whoever comes to an idle engine has the first token at once
-        lone = all(s.scheduled == s.prompt_length for s in plan.running)
+        lone = streamed and all(s.scheduled == s.prompt_length for s in plan.running)
         plan.first = [sequence for sequence, chunk in plan.prefills if sequence.ends_with(chunk)]
         for sequence in plan.first:
             sequence.scheduled += 1
@@ -97,8 +100,9 @@ class Scheduler:
     def requeue_all(self) -> None:
         """Requeues all after a step that failed: nobody runs, and no block's content is trusted. The running ones wait
         again."""
-        for sequence in reversed(list(self.running)):
-            self.release(sequence, computed=False)
+        released = self.running
+        self.release(released, computed=False)
+        for sequence in reversed(released):
             self._requeue(sequence)
         self.blocks.reset_prefix_cache()
 
@@ -107,17 +111,19 @@ class Scheduler:
         """Says whether nobody holds a slot or a block."""
         return not self.running and len(self._slots) == self.config.num_slots and self.blocks.balanced
 
-    def release(self, sequence: Sequence, computed: bool = True) -> None:
-        """Takes a sequence out of the running ones and returns all that it holds."""
-        is_whole = sequence.status is SequenceStatus.RUNNING
-        if computed and is_whole and self.config.prefix_sharing and sequence.width == 1:
-            self._sequence_blocks.register(sequence, 0, len(sequence.tokens) - 1)
-        self.running.remove(sequence)
-        if sequence.adapted:
-            self._adapters -= Counter([sequence.request.adapter_id])
-        self._slots += sequence.slots
-        self._sequence_blocks.free(sequence)
-        sequence.slots, sequence.pending_chunks = [], ()
+    def release(self, sequences: Items[Sequence], computed: bool = True) -> None:
+        """Takes sequences out of the running ones and returns all that they hold."""
+        if computed and self.config.prefix_sharing:
+            for sequence in sequences:
+                if sequence.width == 1 and not sequence.pending_chunks:
+                    self._sequence_blocks.register(sequence, 0, len(sequence.tokens) - 1)
+        gone = set(sequences)
+        self.running = [sequence for sequence in self.running if sequence not in gone]
+        self._adapters -= Counter(sequence.request.adapter_id for sequence in sequences if sequence.adapted)
+        self._sequence_blocks.free(sequences)
+        for sequence in sequences:
+            self._slots += sequence.slots
+            sequence.slots, sequence.pending_chunks = [], ()
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> int:
@@ -202,7 +208,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Puts a sequence back to the head of the queue with all its tokens: it is recomputed when there is room
         again."""
-        self.release(sequence)
+        self.release([sequence])
         self._requeue(sequence)
         plan.preempted.append(sequence)
 

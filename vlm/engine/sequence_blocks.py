@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.drafting import most_new
 from vlm.engine.prefix import block_keys
@@ -72,13 +74,19 @@ class SequenceBlocks:
         for blocks in sequence.self_blocks if need else ():
             blocks += self.blocks.allocate(need // sequence.width, "self")
 
-    def free(self, sequence: Sequence) -> None:
-        """Returns all blocks of a sequence."""
-        for blocks in (*sequence.self_blocks, sequence.spare_blocks):
-            self.blocks.free(blocks)
-        self.blocks.free(sequence.cross_blocks, "cross")
-        sequence.self_blocks = []
-        sequence.spare_blocks = sequence.cross_blocks = ()
+    def free(self, sequences: Iterable[Sequence]) -> None:
+        """Returns all blocks of sequences."""
+        own: list[int] = []
+        cross: list[int] = []
+        for sequence in sequences:
+            for blocks in sequence.self_blocks:
+                own += blocks
+            own += sequence.spare_blocks
+            cross += sequence.cross_blocks
+            sequence.self_blocks = []
+            sequence.spare_blocks = sequence.cross_blocks = ()
+        self.blocks.free(own)
+        self.blocks.free(cross, "cross")
 
     def _most_new(self, sequence: Sequence) -> int:
         """Returns how many tokens the next burst may bring, drafts or not."""

@@ -31,8 +31,8 @@ from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 from vlm.requests.token_update import Hypothesis
 
-# sequences from which on a thread sleeps until a burst is done: it wakes up some 50 µs late, but leaves its core to
-# those who prepare the next inputs
+# sequences from which on a thread sleeps until a burst is done, unless that is the last one: it wakes up some 50 µs
+# late, but leaves its core to those who prepare the next inputs
 SLEEPING_BATCH_SIZE = 8
 num_features = attrgetter("num_features")
 PASS_ROWS = 2048  # of features, whose cross K/V a batch-invariant pass writes: one of fewer takes a GPU about as long
@@ -74,14 +74,16 @@ class Executor:
         with self.timer("prefill"):
             for part in batched(prefills, 1 if self.batch_invariant else len(prefills)):
                 self.runner.prefill(part, self._prompt_embeds)
-        for sequence in {s for s, _ in prefills if not s.pending_chunks}:
-            self._drop_embeds(sequence)
+        self._drop_embeds([s for s, _ in prefills if not s.pending_chunks])
         self._fill_slots()
 
     @torch.inference_mode()
-    def launch(self, sequences: list[Sequence], steps: int, drafts: int, *, first: list[Sequence]) -> DecodeBurst:
+    def launch(
+        self, sequences: list[Sequence], steps: int, drafts: int, *, first: list[Sequence], awaited: bool = False
+    ) -> DecodeBurst:
         """Starts `steps` decode steps of these sequences, with so many `drafts` in each; the `first` of them have a
-        token of their prefill ahead of these. Returns before they are done."""
+        token of their prefill ahead of these. Returns before they are done. `awaited`: whoever looks at the burst has
+        nothing else to do until it is."""
         self._fill_slots()
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
@@ -97,7 +99,9 @@ class Executor:
                 self._append_first(first)
             if steps:
                 self._decode(sequences, plan, steps)
-        return self._fetch(sequences, plan, slots=leaders, start=start, steps=steps, most_new=most_new)
+        sleeps = len(sequences) >= SLEEPING_BATCH_SIZE and not awaited
+        ready = torch.cuda.Event(blocking=sleeps) if self.asynchronous else None
+        return self._fetch(sequences, plan, ready, slots=leaders, start=start, steps=steps, most_new=most_new)
 
     def padded_batch_size(self, rows: int) -> int:
         """Returns the rows of a decode step that so many slots take part in: kernels sum in another order in another
@@ -125,11 +129,13 @@ class Executor:
         """Begins with images of sequences that wait, first come, first served, beside what the device decodes."""
         self.waiting_images.encode(sequences)
 
-    def release(self, sequence: Sequence) -> None:
-        """Drops what is held for a sequence, whose slots, if it has any, are others' from now on."""
-        self.waiting_images.drop(sequence)
-        self._drop_embeds(sequence)
-        self._placed.pop(sequence, None)
+    def release(self, sequences: Items[Sequence]) -> None:
+        """Drops what is held for sequences, whose slots, if they have any, are others' from now on."""
+        self.waiting_images.drop(sequences)
+        self._drop_embeds(sequences)
+        if self._placed:
+            for sequence in sequences:
+                self._placed.pop(sequence, None)
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later. Sequences are admitted again."""
@@ -146,8 +152,7 @@ class Executor:
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, num_features):
                 self.runner.encode_texts(chunk, self._prompt_embeds)
-            for sequence in texts:
-                self._drop_embeds(sequence)
+            self._drop_embeds(texts)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
             others.sort(key=num_features)  # images of one size share passes
             for chunk in self._passes(others):
@@ -207,8 +212,10 @@ class Executor:
                 for slot in sequence.slots:
                     self.state.last_prompt_embed[slot] = embeds[last]
 
-    def _drop_embeds(self, sequence: Sequence) -> None:
-        self._prompt_embeds.pop(sequence.id, None)
+    def _drop_embeds(self, sequences: Iterable[Sequence]) -> None:
+        if self._prompt_embeds:
+            for sequence in sequences:
+                self._prompt_embeds.pop(sequence.id, None)
 
     # --- decode ---
     def _append_first(self, sequences: list[Sequence]) -> None:
@@ -241,14 +248,15 @@ class Executor:
         self,
         sequences: list[Sequence],
         plan: SamplingPlan,
+        ready: torch.cuda.Event | None,
         *,
         slots: Tensor,
         start: Tensor,
         steps: int,
         most_new: int,
     ) -> DecodeBurst:
-        """Starts the copy of a burst's results to the host: of each slot `most_new` tokens, from the place `start`
-        on."""
+        """Starts the copy of a burst's results to the host, which `ready` tells of: of each slot `most_new` tokens,
+        from the place `start` on."""
         state, drafts = self.state.slots, self.state.drafts
         at = (start[:, None] + torch.arange(most_new, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
         counts = (state.lengths, state.finish, drafts.num_drafted, drafts.num_accepted)
@@ -258,10 +266,10 @@ class Executor:
         top = self.state.top[slots[:, None], at, :, : self.config.vocab_size] if plan.top else None
         logits = self.logits.burst(sequences, most_new) if plan.logits else None
         burst = partial(DecodeBurst, sequences, steps, plan.drafts)
-        if not self.asynchronous:
+        if ready is None:
             return burst(result, top, None if logits is None else logits.clone(), None)
         top, logits = (None if part is None else to_host(part) for part in (top, logits))
-        result, ready = to_host(result), torch.cuda.Event(blocking=len(sequences) >= SLEEPING_BATCH_SIZE)
+        result = to_host(result)
         ready.record()
         return burst(result, top, logits, ready)
 

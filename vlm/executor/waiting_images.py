@@ -60,9 +60,11 @@ class WaitingImages:
     def num_bytes(self) -> int:
         return sum(encoded.features.nbytes for encoded in self._encoded.values())
 
-    def drop(self, sequence: Sequence) -> None:
-        """Forgets a sequence that waits no more."""
-        self._encoded.pop(sequence.id, None)
+    def drop(self, sequences: Iterable[Sequence]) -> None:
+        """Forgets sequences that wait no more."""
+        if self._encoded:
+            for sequence in sequences:
+                self._encoded.pop(sequence.id, None)
 
     def clear(self) -> None:
         self._encoded.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,16 +34,23 @@ def linear(
         kernel = one_row if len(x) == 1 else gemm.linear if gemm.fits(x, weight, activation) else None
         if kernel is not None:
             return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype, activation)
-    if activation is not None and bias is not None and _ends_with(activation, x):
-        return torch.ops.aten._addmm_activation(bias, x, weight.t(), use_gelu=activation.name == "gelu_new")
+    if activation is not None and _ends_with(activation, x):
+        own = _no_bias(len(weight), x.dtype, x.device) if bias is None else bias
+        return torch.ops.aten._addmm_activation(own, x, weight.t(), use_gelu=activation.name == "gelu_new")
     return activated(_product(x, weight, bias, out_fp32), activation)
 
 
 def _ends_with(activation: Activation, x: Tensor) -> bool:
-    """Tells whether the library's product, with a bias, ends with an activation: its GELU is that of tanh on CUDA."""
+    """Tells whether the library's product ends with an activation: its GELU is that of tanh on CUDA."""
     is_known = activation.name in ("gelu_new", "relu") and not activation.gated
     is_16_bit = x.is_cuda and x.element_size() == 2 and x.shape[1] % VECTOR == 0
     return is_known and is_16_bit and not torch.is_grad_enabled()
+
+
+@functools.cache
+def _no_bias(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns zeros: the library's product ends with an activation where it has a bias."""
+    return torch.zeros(width, dtype=dtype, device=device)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:

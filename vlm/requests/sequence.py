@@ -145,7 +145,7 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
     def finish(self, reason: str) -> None:
-        """Ends it; it has returned what it held."""
+        """Ends it; what it holds is returned next."""
         self.status, self.finish_reason = SequenceStatus.FINISHED, reason
 
     def update(self, num_new: int, completion: Completion | None = None) -> TokenUpdate:
