@@ -35,6 +35,7 @@ from vlm.api.texts_ahead import TextsAhead
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.engine.live_sequences import LiveSequences
 from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.scheduler import Scheduler
 from vlm.executor.batch_state import BatchState
@@ -51,7 +52,7 @@ STAGES = (
     (TextsAhead, "take"), (Encoders, "encode_ahead"), (LLMEngine, "add"), (LLMEngine, "step"),
     (Scheduler, "schedule"), (Executor, "admit"), (BatchState, "place"), (PagedRunner, "encode_texts"),
     (BatchState, "admit"), (Executor, "prefill"), (Executor, "launch"), (DecodeBurst, "collect"),
-    (LLMEngine, "_apply"), (OutputReader, "merged"),
+    (LiveSequences, "apply"), (OutputReader, "merged"),
 )  # fmt: skip
 Spans = dict[str, list[tuple[float, float]]]  # (begin, end) in seconds, by stage
 

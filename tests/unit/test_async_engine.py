@@ -239,7 +239,7 @@ def test_a_broken_engine_is_not_silent(t5, monkeypatch):
             assert isinstance(model.engine.error, RuntimeError) and told.value.__cause__ is model.engine.error
             with pytest.raises(EngineError):
                 await model.generate(request)
-            t5.llm.abort(max(t5.llm._sequences))
+            t5.llm.abort(max(t5.llm._sequences.by_id))
             t5.llm.step()
 
     asyncio.run(ask())
@@ -275,7 +275,7 @@ def test_a_step_that_does_not_end_breaks_the_engine(t5, monkeypatch):
         assert broken == [model.engine.error]
 
     asyncio.run(ask())
-    t5.llm.abort(max(t5.llm._sequences))
+    t5.llm.abort(max(t5.llm._sequences.by_id))
     t5.llm.step()
     assert is_empty(t5)
 

@@ -564,7 +564,7 @@ def test_a_sequence_says_where_it_is():
     params = SamplingParams(max_new_tokens=30, seed=3, ignore_eos=True)
     for first in (10, 20, 30):
         llm.add([Request(tuple(range(first, first + 8)), params=params)])
-    sequences, seen = list(llm._sequences.values()), [set(), set(), set()]
+    sequences, seen = list(llm._sequences.by_id.values()), [set(), set(), set()]
     while llm.has_work:
         for sequence, statuses in zip(sequences, seen, strict=True):
             statuses.add(sequence.status)

@@ -144,7 +144,7 @@ def test_who_has_ended_is_freed_beside_the_next_burst(bart, monkeypatch):
     engine, kept, launch = bart.llm, [], bart.llm.executor.launch
     bart.generate(inputs()[:3], max_new_tokens=2)
     monkeypatch.setattr(
-        engine.executor, "launch", lambda *args, **kw: kept.append(len(engine._ended)) or launch(*args, **kw)
+        engine.executor, "launch", lambda *args, **kw: kept.append(len(engine._sequences.ended)) or launch(*args, **kw)
     )
     bart.generate(inputs()[:2], max_new_tokens=2)
-    assert kept[0] >= 3 and len(engine._ended) == 2
+    assert kept[0] >= 3 and len(engine._sequences.ended) == 2

@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
-from vlm.engine.drafting import learn
-from vlm.engine.endings import Endings, end_of_text
+from vlm.engine.endings import Endings
+from vlm.engine.live_sequences import LiveSequences
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
-from vlm.executor.decode_burst import DecodeBurst, StepOutput
+from vlm.executor.decode_burst import DecodeBurst
 from vlm.executor.executor import Executor
-from vlm.requests.finish import STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
-from vlm.requests.token_update import Completion, TokenUpdate
+from vlm.requests.token_update import TokenUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,13 +62,12 @@ class LLMEngine:
             gives_context_logits=executor.runner.gives_context_logits,
         )
         self._ids = itertools.count()
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences = LiveSequences(executor, scheduler, self._endings)
         self._aborted_ids: set[int] = set()
         self._unloaded: set[int] = set()  # adapters that some sequence may still have
         self._in_flight: deque[DecodeBurst] = deque()
         self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
-        self._ended: list[Sequence] = []  # freed beside a burst: of a full batch that takes as long as to admit one
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -105,13 +103,13 @@ class LLMEngine:
                     " the KV cache; ask for fewer new tokens",
                     "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
                 )
-        self._sequences.update((sequence.id, sequence) for sequence in sequences)
+        self._sequences.add(sequences)
         self.scheduler.add(sequences)
         return [sequence.id for sequence in sequences]
 
     def abort(self, request_id: int) -> None:
         """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""
-        if request_id in self._sequences:
+        if request_id in self._sequences.by_id:
             self._aborted_ids.add(request_id)
 
     def admit(self) -> None:
@@ -123,7 +121,7 @@ class LLMEngine:
         """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready.
         `streamed`: somebody is shown tokens as they come, and who comes to an idle engine the first one at once."""
         if self._aborted_ids:
-            self._updates += self._drop_aborted()
+            self._end_aborted()
         plan = self._schedule(streamed)
         if plan.preempted:
             self.executor.release(plan.preempted)
@@ -135,7 +133,7 @@ class LLMEngine:
         self._at_work = plan.running
         if plan.running:
             self._launch(plan)
-        self._ended.clear()
+        self._sequences.ended.clear()
         self._updates += self._collect(but=int(bool(plan.running)))
         if not self.executor.asynchronous or not self._more_to_launch():
             self._updates += self._collect()
@@ -144,7 +142,7 @@ class LLMEngine:
     def rest(self) -> None:
         """Lets go of requests that have ended, with their pictures: the next step may be hours away."""
         self._at_work = []
-        self._ended.clear()
+        self._sequences.ended.clear()
 
     def recover(self) -> list[TokenUpdate]:
         """Recovers after a step that ran out of memory. What the executor was at work on ends, with finish reason
@@ -154,9 +152,8 @@ class LLMEngine:
         self._updates += self._collect()
         self.executor.release(self.scheduler.running)
         self.scheduler.requeue_all()
-        for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
-            self._forget(sequence, "memory")
-            self._updates.append(self._update(sequence, 0))
+        lost = [sequence.id for sequence in dict.fromkeys(self._at_work) if not sequence.finished]
+        self._updates += self._sequences.end(lost, "memory")
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
@@ -178,7 +175,7 @@ class LLMEngine:
     def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
         """Loads what an adapter changes of the networks, by their roles, under a number that none has had. Raises
         LimitError where there is no room for it."""
-        used = {sequence.request.adapter_id for sequence in self._sequences.values()}
+        used = self._sequences.adapters
         for number in self._unloaded - used:
             self.executor.adapters.remove(number)
         self._unloaded &= used
@@ -190,7 +187,7 @@ class LLMEngine:
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""
-        self._ended.clear()
+        self._sequences.ended.clear()
         self.executor.free_cached_memory()
 
     @property
@@ -223,7 +220,7 @@ class LLMEngine:
         """Waits for the bursts that were launched, `but` for so many of the last ones."""
         updates: list[TokenUpdate] = []
         while len(self._in_flight) > but:
-            updates += self._apply(self._in_flight.popleft())
+            updates += self._sequences.apply(self._in_flight.popleft())
         return updates
 
     def _admit(self, sequences: list[Sequence]) -> None:
@@ -231,91 +228,7 @@ class LLMEngine:
         self.executor.adapters.hold(self._adapters_in_use)
         self.executor.admit(sequences, [self._endings.stop_ids(s.request) for s in sequences])
 
-    def _apply(self, burst: DecodeBurst) -> list[TokenUpdate]:
-        """Takes a burst's tokens over into its sequences and releases the ended ones."""
-        # the others were released while the burst ran: they had ended one burst earlier
-        rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]
-        for sequence, row in rows:
-            if sequence.max_drafts:
-                learn(sequence, row, burst)
-        ended: list[Sequence] = []
-        updates = [self._grow(sequence, row, ended) for sequence, row in rows if sequence.width == 1]
-        if searches := [sequence for sequence, row in rows if sequence.width > 1 and row.code]:
-            updates += self._end_searches(searches, ended)
-        self._release(ended)
-        return updates
-
-    def _grow(self, sequence: Sequence, row: StepOutput, ended: list[Sequence]) -> TokenUpdate:
-        """Takes over a burst's tokens, up to where the text stops; puts the sequence to the `ended` ones if it has."""
-        tokens, code = sequence.tokens, row.code
-        known = len(tokens)
-        new = row.length - known
-        tokens += row.tokens[:new]
-        sequence.logprobs += row.logprobs[:new]
-        if row.top:
-            sequence.top_logprobs += row.top[:new]
-        if row.logits is not None:
-            self.executor.logits.keep(sequence.id, row.logits[:new])
-        if sequence.stops and (end := end_of_text(sequence, known)) is not None:
-            new, code = end - known, STOP
-            kept = end - sequence.prompt_length
-            del tokens[end:], sequence.logprobs[kept:], sequence.top_logprobs[kept:]
-        if not code:
-            return sequence.update(new)
-        sequence.finish(self._endings.reason(sequence, code))
-        ended.append(sequence)
-        return self._update(sequence, new)
-
-    def _end_searches(self, sequences: list[Sequence], ended: list[Sequence]) -> list[TokenUpdate]:
-        """Ends beam searches: they bring their tokens then, the best hypothesis' as the sequence's own."""
-        for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
-            sequence.hypotheses = tuple(
-                replace(each, finish_reason=self._endings.hypothesis_reason(sequence, each)) for each in hypotheses
-            )
-            best = sequence.hypotheses[0]
-            sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
-            sequence.finish(best.finish_reason)
-        ended += sequences
-        return [self._update(sequence, sequence.num_generated) for sequence in sequences]
-
-    def _update(self, sequence: Sequence, num_new: int) -> TokenUpdate:
-        """Returns the last update of a sequence, which has ended."""
-        return sequence.update(num_new, self._completion(sequence))
-
-    def _completion(self, sequence: Sequence) -> Completion:
-        if not sequence.request.params.returns_logits:
-            return sequence.completion()
-        context_logits, generation_logits = self.executor.logits.take(sequence)
-        return sequence.completion(context_logits, generation_logits)
-
-    def _release(self, sequences: list[Sequence]) -> None:
-        """Returns what ended sequences hold, of all of them at once: a full batch ends together."""
-        if sequences:
-            self.scheduler.release(sequences)
-            self._drop(sequences)
-            self._ended += sequences
-
-    def _drop(self, sequences: list[Sequence]) -> None:
-        """Forgets ended sequences."""
-        self.executor.release(sequences)
-        for sequence in sequences:
-            del self._sequences[sequence.id]
-
-    def _forget(self, sequence: Sequence, reason: str) -> None:
-        """Ends one that waits."""
-        self.scheduler.waiting.remove(sequence)
-        sequence.finish(reason)
-        self._drop([sequence])
-
-    def _drop_aborted(self) -> list[TokenUpdate]:
-        updates = self._collect()
-        for request_id in self._aborted_ids & self._sequences.keys():
-            sequence = self._sequences[request_id]
-            if sequence.queued:
-                self._forget(sequence, "abort")
-            else:
-                sequence.finish("abort")
-                self._release([sequence])
-            updates.append(self._update(sequence, 0))
-        self._aborted_ids.clear()
-        return updates
+    def _end_aborted(self) -> None:
+        self._updates += self._collect()
+        aborted, self._aborted_ids = self._aborted_ids, set()
+        self._updates += self._sequences.end([number for number in aborted if number in self._sequences.by_id], "abort")
