@@ -487,6 +487,8 @@ def add_layer_norm(device: torch.device) -> None:
                 for a, b in zip(found, want, strict=True):
                     atol, rtol = (5e-6, 1e-5) if a.dtype == torch.float32 else (4e-3, 1e-3)
                     torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
+                before, (_, alone) = x.clone(), norm_kernel.add_norm(x, added, weight, bias, 1e-5, keeps_sum=False)
+                assert torch.equal(alone, found[1]) and torch.equal(x, before)
 
 
 def add_rms_norm(device: torch.device) -> None:

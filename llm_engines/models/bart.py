@@ -79,8 +79,8 @@ class EncoderBlock(nn.Module):
             x, y = self.attention_norm(x, delta)
             x, y = self.ffn_norm(x, self.attention(y, batch))
             return x, self.ffn(y, batch)
-        x = self.attention_norm(x, self.attention(x, batch))[1]
-        return self.ffn_norm(x, self.ffn(x, batch))[1], None
+        x = self.attention_norm.of_sum(x, self.attention(x, batch))
+        return self.ffn_norm.of_sum(x, self.ffn(x, batch)), None
 
 
 class DecoderBlock(nn.Module):
@@ -106,9 +106,9 @@ class DecoderBlock(nn.Module):
             x, y = self.cross_norm(x, self.self_attention(y, batch))
             x, y = self.ffn_norm(x, self.cross_attention(y, batch))
             return x, self.ffn(y, batch)
-        x = self.self_norm(x, self.self_attention(x, batch))[1]
-        x = self.cross_norm(x, self.cross_attention(x, batch))[1]
-        return self.ffn_norm(x, self.ffn(x, batch))[1], None
+        x = self.self_norm.of_sum(x, self.self_attention(x, batch))
+        x = self.cross_norm.of_sum(x, self.cross_attention(x, batch))
+        return self.ffn_norm.of_sum(x, self.ffn(x, batch)), None
 
 
 def _norm(config: BartConfig) -> LayerNorm:

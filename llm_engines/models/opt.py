@@ -106,8 +106,8 @@ class Block(nn.Module):
             x, y = self.attention_norm(x, delta)
             x, y = self.ffn_norm(x, self.attention(y, batch))
             return x, self.ffn(y, batch)
-        x = self.attention_norm(x, self.attention(x, batch))[1]
-        return self.ffn_norm(x, self.ffn(x, batch))[1], None
+        x = self.attention_norm.of_sum(x, self.attention(x, batch))
+        return self.ffn_norm.of_sum(x, self.ffn(x, batch)), None
 
 
 class OPT(nn.Module):

@@ -67,17 +67,17 @@ def test_a_reader_that_is_closed_does_not_wait_for_its_pages(tmp_path, scans):
     steps, has_begun, may_go_on = [], threading.Event(), threading.Event()
     step = reader.pipeline.loop.step_for
 
-    def slow_step(ids):
+    def slow_step(ids, **options):
         steps.append(len(steps))
         has_begun.set()
         may_go_on.wait()
-        return step(ids)
+        return step(ids, **options)
 
     reader.pipeline.loop.step_for = slow_step
     works = [Work(number, path) for number, path in enumerate(sorted(scans.iterdir()))]
     events = reader.read(works, {"max_new_tokens": 150})
     next(events)
-    has_begun.wait()
+    assert has_begun.wait(60)
     threading.Timer(0.2, may_go_on.set).start()
     reader.close()
     assert len(steps) == 1 and not reader.pipeline.loop.has_work

@@ -81,8 +81,9 @@ class Scheduler:
         if not plan.preempted:
             room = self._admit(plan, room)
         plan.running = self._decoding()
-        # whoever comes to an idle engine has the first token at once
-        lone = streamed and all(s.scheduled == s.prompt_length for s in plan.running)
+        # whoever comes to an idle engine has the first token at once; a host that decodes by itself looks whether that
+        # is the last one
+        lone = (streamed or not self.config.asynchronous) and all(s.scheduled == s.prompt_length for s in plan.running)
         plan.first = [sequence for sequence, chunk in plan.prefills if sequence.ends_with(chunk)]
         for sequence in plan.first:
             sequence.scheduled += 1

@@ -15,6 +15,10 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
 
+    def of_sum(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Returns the layer norm of x + delta [..., C], a sum that nobody else reads: of a norm behind its sublayer."""
+        return add_layer_norm(x, delta, self.weight, self.bias, self.eps, keeps_sum=False)[1]
+
 
 class RmsNorm(nn.Module):
     """Turns x [..., C] and delta, None where there is nothing to add, into x + delta and its RMS norm."""

@@ -12,11 +12,14 @@ def reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps
     return stream, normal.to(weight.dtype)
 
 
-def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_layer_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keeps_sum: bool = True
+) -> tuple[Tensor, Tensor]:
     """Returns s = x + delta in x's type (the stream may be wider than what flows off it) and its layer norm in weight's
-    type, each [..., C], the statistics in float32."""
+    type, each [..., C], the statistics in float32. Where nobody reads the sum, `keeps_sum` False, something else may
+    take its place."""
     if x.is_cuda:
         from vlm.ops.kernels.add_norm import add_norm as kernel
 
-        return kernel(x, delta, weight, bias, eps)
+        return kernel(x, delta, weight, bias, eps, keeps_sum)
     return reference(x, delta, weight, bias, eps)

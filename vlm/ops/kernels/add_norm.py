@@ -18,8 +18,8 @@ MANY = 4096
 @dependent
 def _add_norm(
     x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, values_ptr, scale_ptr, static_ptr, count, eps,
-    C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr,
-    ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr,
+    CENTRE: tl.constexpr, ROUND: tl.constexpr, STATIC: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -33,7 +33,8 @@ def _add_norm(
         x += tl.load(delta_ptr + at, mask=mask, other=0.0).to(tl.float32)
         # the statistics are those of the stored stream, as if the addition were an operation of its own
         x = x.to(stream_ptr.dtype.element_ty)
-        tl.store(stream_ptr + at, x, mask=mask)
+        if KEEP:
+            tl.store(stream_ptr + at, x, mask=mask)
         x = x.to(tl.float32)
     if CENTRE:
         x = tl.where(mask, x - (tl.sum(x, 1) / C)[:, None], 0.0)
@@ -48,12 +49,16 @@ def _add_norm(
         store_rounded(y, at, mask, row, row < count, values_ptr, scale_ptr, static_ptr, STATIC, LEAST, MOST)
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, keeps_sum: bool = True
+) -> tuple[Tensor, Tensor]:
     """Returns s = x + delta in x's type and its norm in weight's type, [..., C]: layer norm, or RMS norm where there is
-    no bias."""
+    no bias. Where nobody reads the sum, `keeps_sum` False, something else may take its place."""
     x = x.contiguous()
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
-    stream = x if delta is None else torch.empty_like(x)
+    # of few rows it costs nothing, and who computes the norm ahead of a product may count on it
+    is_kept = delta is not None and (keeps_sum or x.numel() // x.shape[-1] < MANY)
+    stream = torch.empty_like(x) if is_kept else x
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     norm = Norm(x, delta, weight, bias, eps, stream, out, _launch)
     if (ahead := NormsAhead.current()) is None or not ahead.offer(norm):
@@ -68,6 +73,7 @@ def _launch(norm: Norm, rounding: Rounding | None) -> None:
     _add_norm[(triton.cdiv(count, rows),)](
         x, x if norm.delta is None else norm.delta, weight, weight if norm.shift is None else norm.shift, norm.stream,
         norm.row, *pointers(rounding, norm.row), count, norm.eps,
-        C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, CENTRE=norm.shift is not None,
+        C=width, ROWS=rows, WIDTH=padded, ADD=norm.delta is not None, KEEP=norm.stream is not x,
+        CENTRE=norm.shift is not None,
         ROUND=rounding is not None, **constants(rounding), num_warps=4 if rounding is None or count >= MANY else 16,
     )  # fmt: skip
