@@ -580,7 +580,7 @@ hang, drain = sys.argv[1], float(sys.argv[2])
 server.GRACE_SECONDS = 1
 pipeline = vlm.load("mini-t5", device="cpu")
 if hang == "engine":
-    pipeline.llm.step = threading.Event().wait
+    pipeline.llm.step = lambda **options: threading.Event().wait()
 if hang == "loop":
     pipeline.request = lambda *args, **kwargs: asyncio.run_coroutine_threadsafe(stuck(), loop()).result()
 if hang == "thread":

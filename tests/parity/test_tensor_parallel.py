@@ -178,7 +178,7 @@ def test_an_engine_of_other_ranks_is_refused(t5):
 def test_a_call_that_breaks_off_is_not_waited_for(t5, trouble, says, reason):
     """The others wait amid it: a first rank that stepped again would wait for them in turn."""
 
-    def break_off() -> None:
+    def break_off(**options) -> None:
         raise trouble
 
     def read(pipe: Pipeline) -> None:
