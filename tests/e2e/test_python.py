@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +65,22 @@ def test_a_stream_left_early_leaves_the_engine_empty(model):
     stream.close()
     assert not model.llm.has_work and model.llm.scheduler.blocks.balanced
     assert model.generate(PAGE).text == TEXT
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "complete"])
+def test_a_call_that_has_ended_holds_no_images(model, monkeypatch, call):
+    pixels, add = [], model.llm.add
+    watched = lambda request: pixels.append(weakref.ref(request.encoder_image.pixels)) or add(request)  # noqa: E731
+    monkeypatch.setattr(model.llm, "add", watched)
+    image, settings = PAGE, {"max_new_tokens": 3}
+    if call == "generate":
+        model.generate([image, image], **settings)
+    elif call == "stream":
+        list(model.stream(image, **settings))
+    else:
+        model.complete([model.request(image, **settings)])
+    gc.collect()
+    assert pixels and not any(each() is not None for each in pixels)
 
 
 def test_a_prompt_is_the_start_of_the_output(model):

@@ -105,6 +105,7 @@ class Pipeline(LoadedModel):
                         self.last_output = self.outputs.output(update.completion)
         finally:
             self.loop.clear([request_id])
+            self._end()
 
     @overload
     def encode(
@@ -180,6 +181,7 @@ class Pipeline(LoadedModel):
             self.feed = None
             self._jobs.discard(job)
             job.close()
+            self._end()
 
     def stop(self) -> None:
         """Ends the calls of `as_completed` that are under way with the engine's step, however long their outputs would
@@ -190,7 +192,10 @@ class Pipeline(LoadedModel):
     def complete(self, requests: Iterable[Request]) -> list[Completion]:
         """Returns what requests come to, in tokens, when all have ended."""
         self._check_open()
-        return self.loop.run(requests)
+        try:
+            return self.loop.run(requests)
+        finally:
+            self._end()
 
     @property
     def timings(self) -> dict[str, float]:
@@ -247,3 +252,9 @@ class Pipeline(LoadedModel):
         """Begins a call. Raises InputError where it is closed."""
         self._check_open()
         self._timings.begin()
+
+    def _end(self) -> None:
+        """Ends a call: its images are let go of. Its texts are small and stay until the next call, beside whose first
+        step they are freed: of a full batch that takes as long as to admit one."""
+        if self.family.takes_images:
+            self.loop.rest()

@@ -115,6 +115,11 @@ class EngineLoop:
         while self.has_work and (ids & self._open or self._open <= self._aborted):
             self._kept += self.step()
 
+    def rest(self) -> None:
+        """Has the engine let go of requests that have ended, where nobody has others in it."""
+        if not self._open:
+            self.engine.rest()
+
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
         if not self._in_use.acquire(blocking=False):

@@ -76,6 +76,10 @@ class LeadingEngine:
     def step(self, *, streamed: bool = True) -> list[TokenUpdate]:
         return self._with_others("step", self._engine.step, streamed=streamed)
 
+    def rest(self) -> None:
+        """Lets go of what has ended; the others do so by themselves (`follow`)."""
+        self._engine.rest()
+
     def free_cached_memory(self) -> None:
         self._with_others("free_cached_memory", self._engine.free_cached_memory)
 
@@ -133,9 +137,19 @@ Engine = LLMEngine | EncoderEngine | LeadingEngine
 
 def follow(engine: LLMEngine | EncoderEngine, hosts: Hosts) -> None:
     """Makes the calls of the first rank on another one's engine, until that one lets it end. Raises OutOfMemoryError,
-    which ends all ranks."""
-    while (calls := hosts.broadcast()) is not None:
-        for name, arguments, options in calls:
-            # a request that is refused is refused on all ranks
-            with contextlib.suppress(InputError), memory_errors(FOLLOWER_OUT_OF_MEMORY):
-                getattr(engine, name)(*arguments, **options)
+    which ends all ranks.
+
+    Requests that have ended are let go of before the next call, which may be hours away, is waited for.
+    """
+    while _made(engine, hosts.broadcast()):
+        if not engine.has_work:
+            engine.rest()
+
+
+def _made(engine: LLMEngine | EncoderEngine, calls: list[Call] | None) -> bool:
+    """Makes calls, and holds them no longer; False: there are to be no more."""
+    for name, arguments, options in calls or ():
+        # a request that is refused is refused on all ranks
+        with contextlib.suppress(InputError), memory_errors(FOLLOWER_OUT_OF_MEMORY):
+            getattr(engine, name)(*arguments, **options)
+    return calls is not None
