@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.convert.config_reader import ACTIVATION_NAMES, ConfigReader
+from vlm.errors import shown
 from vlm.layers.context import ModelContext
 from vlm.layers.convolution import PatchConv2d
 from vlm.layers.linear import Linear
@@ -64,7 +65,7 @@ def grid_theta(reader: ConfigReader) -> float:
     added to the reader's errors."""
     said = reader.values.get("rope_scaling") or reader.values.get("rope_parameters") or {}
     if (kind := said.get("rope_type") or said.get("type") or "axial") not in ("axial", "default"):
-        reader.errors.append(f"rope_type is {kind!r}, supported are 'axial' and 'default'")
+        reader.errors.append(f"rope_type is {shown(kind)}, supported are 'axial' and 'default'")
     return float(said.get("rope_theta") or reader.values.get("rope_theta") or 10000.0)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from visual_engines.families.lighton_ocr import is_lighton
 from vlm.artifacts.model_files import ModelFiles
+from vlm.errors import cut, shown
 from vlm.registry.unsupported import Unsupported, describe_adapter
 
 ASK = "to ask about images, give a LLaVA-1.5, BLIP-2 or VILA-1.5 model (--model llava-hf/llava-1.5-7b-hf)"
@@ -94,7 +95,7 @@ def _is_lora(model: ModelFiles) -> bool:
 
 
 def _lora(model: ModelFiles) -> str:
-    base = model.read("adapter_config.json").get("base_model_name_or_path") or "MODEL"
+    base = cut(model.read("adapter_config.json").get("base_model_name_or_path") or "MODEL")
     what = f"{describe_adapter(model)}, with a projector beside it"
     return f"{what}; merge it (vlm convert {base} -o OUT --merge-lora {model.name}) and give what that writes"
 
@@ -106,7 +107,7 @@ UNSUPPORTED = (
 
 
 def _words(kind: Any, name: str, instead: str) -> str:
-    return f"is {name} (model_type {kind!r}), which is no family here; {instead}"
+    return f"is {name} (model_type {shown(kind)}), which is no family here; {instead}"
 
 
 def _encoder_decoder(model: ModelFiles) -> str | None:
@@ -121,7 +122,7 @@ def _encoder_decoder(model: ModelFiles) -> str | None:
         if decoder == "trocr" and encoder in READERS:
             return None
         instead = LINES if decoder == "trocr" else CAPTION
-        return _words(kind, f"an encoder-decoder of {encoder} and {decoder}", instead)
+        return _words(kind, f"an encoder-decoder of {cut(encoder)} and {cut(decoder)}", instead)
     classes = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
     if any("VariableDonut" in name or "texify" in name for name in classes):
         return _words(kind, "texify, whose image processor is code of its own", READ)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, listed, shown
 from vlm.options import errors_of, option, to_tuples
 from vlm.packaged import adapter_folder, is_adapter_name
 from vlm.ranges import OfType, Range, at_least, one_of
@@ -73,7 +73,7 @@ def _type_errors(config: type[Config], values: Mapping[str, Any], separator: str
     """Returns what is wrong with values of another type than their fields', by the fields' names."""
     types = _types(config)
     return {
-        name: f"{name} is {value!r}{separator} {error}"
+        name: f"{name} is {shown(value)}{separator} {error}"
         for name, value in values.items()
         if (error := types[name].error(value))
     }

@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+MOST_LISTED = 500  # characters of what a list names: of a path, a layer, a reason
+MOST_FOREIGN = 300  # characters of another library's sentence, which may hold a whole file's value
+
 
 class VlmError(Exception):
     """Base of every error that is the caller's to mend; the command line prints it alone and exits with 2.
@@ -112,11 +115,22 @@ def counted_given(count: int, noun: str) -> str:
     return f"{counted(count, noun)} {'was' if count == 1 else 'were'} given"
 
 
+def shown(value: object) -> str:
+    """Returns a value that a file or caller gave, as a sentence holds it: it may be of any length."""
+    return cut(repr(value))
+
+
+def cut(value: object, limit: int = 100) -> str:
+    """Returns a value's first characters, without quotation marks: all of a name that has so many."""
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def listed(items: Iterable[object], limit: int = 8) -> str:
     """Returns a sentence-sized list: `a, b, c and 5 more`."""
-    words = [str(item) for item in items]
-    rest = len(words) - limit
-    return ", ".join(words[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    named = [*items]
+    rest = len(named) - limit
+    return ", ".join(cut(item, MOST_LISTED) for item in named[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def meant(name: str, names: Iterable[str]) -> str:
@@ -131,4 +145,4 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns what another library's error says in its first line, or its name: for a sentence of ours."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    return cut((str(error) or type(error).__name__).splitlines()[0].rstrip("."), MOST_FOREIGN)

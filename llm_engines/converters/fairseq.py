@@ -35,7 +35,7 @@ from vlm.artifacts.weights import TensorSource
 from vlm.convert.conversion import apply_rules
 from vlm.convert.roles import module_layout
 from vlm.convert.rules import Drop, Rename
-from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.errors import CheckpointError, ConfigError, listed, shown
 from vlm.registry.catalogs import model_spec
 
 WANTED = re.compile(rf".+\.pt|dict(\..+)?\.txt|{CODES.pattern}|{SENTENCEPIECE.pattern}")  # of an archive's files
@@ -121,7 +121,7 @@ def check_kind(options: dict[str, Any], folder: Path) -> None:
     if kinds or not arch.startswith("transformer"):
         what = f", {KINDS[kinds[-1]]}" if kinds else ""
         raise ConfigError(
-            f"{folder} cannot be run: its arch is {arch!r}{what}; supported are translation transformers."
+            f"{folder} cannot be run: its arch is {shown(arch)}{what}; supported are translation transformers."
         )
 
 
@@ -138,7 +138,7 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
         default = options.get(f"encoder_{name}", default) if name in INHERITED else default
         return options.get(f"{side}_{name}", default)
 
-    errors = [f"{n} is {options[n]!r}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
+    errors = [f"{n} is {shown(options[n])}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
     width, heads = own("embed_dim", 512), own("attention_heads", 8)
     widths = {options.get(n, width) for n in ("encoder_embed_dim", "decoder_embed_dim", "decoder_output_dim",
                                               "decoder_input_dim")}  # fmt: skip
@@ -146,7 +146,7 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
         errors.append(f"encoder and decoder differ in width ({listed(sorted(widths - {None}))})")
     activation = options.get("activation_fn", "relu")
     if activation not in ACTIVATIONS:
-        errors.append(f"activation_fn is {activation!r}, supported are {listed(ACTIVATIONS)}")
+        errors.append(f"activation_fn is {shown(activation)}, supported are {listed(ACTIVATIONS)}")
     if errors:
         raise ConfigError(f"this FairSeq {side} cannot be run exactly: {'; '.join(errors)}.")
     pre_norm = bool(own("normalize_before", False))

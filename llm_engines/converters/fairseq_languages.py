@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, listed, shown
 
 MBART, MULTI = "translation_from_pretrained_bart", "translation_multi_simple_epoch"
 STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}
@@ -73,9 +73,9 @@ def _errors(options: dict[str, Any], task: str) -> list[str]:
         options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None)  # fmt: skip
     others = sorted(set(options.get("langtoks") or {}) - {"main"})
     return [
-        *([f"task is {task!r}, supported are {MBART}, {MULTI}"] if task != MULTI else []),
+        *([f"task is {shown(task)}, supported are {MBART}, {MULTI}"] if task != MULTI else []),
         *(
-            [f"langtoks are {list(main)}, supported is a source's first and a target's"]
+            [f"langtoks are {shown(list(main))}, supported is a source's first and a target's"]
             if list(main) != ["src", "tgt"]
             else []
         ),

@@ -16,7 +16,7 @@ from typing import Any
 
 from llm_engines.converters.fairseq_languages import LanguageTokens
 from llm_engines.families.piece_vocabulary import source_tokenizer, target_tokenizer
-from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed
+from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed, shown
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 CODES = re.compile(r"(.+\.)?(bpe[._-]?)?codes?")  # bpecodes, code, ende30k.fastbpe.code
@@ -40,11 +40,11 @@ class TextFiles:
         with BPE codes, nothing but SentencePiece. Raises ConfigError for another tokenization."""
         bpe, name = _name(options.get("bpe")), tokenizer or _name(options.get("tokenizer"))
         errors = (
-            [f"its tokenizer is {name!r}, supported are {listed(TOKENIZERS)}"]
+            [f"its tokenizer is {shown(name)}, supported are {listed(TOKENIZERS)}"]
             if name not in (None, *TOKENIZERS)
             else []
         )
-        errors += [f"its bpe is {bpe!r}, supported are {listed(BPES)}"] if bpe not in (None, *BPES) else []
+        errors += [f"its bpe is {shown(bpe)}, supported are {listed(BPES)}"] if bpe not in (None, *BPES) else []
         if errors:
             raise ConfigError(
                 f"the texts of this FairSeq model cannot be split as it was trained: {'; '.join(errors)}."

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, cut, shown
 from vlm.layers.rotary import AXES, RotaryConfig
 
 
@@ -148,7 +148,9 @@ def _rotary(hf: dict[str, Any], head_size: int, positions: int, sections: tuple[
         said["rope_type"] = "default"
     found = tuple(said.get("mrope_section") or sections)
     if 2 * sum(found) != head_size:
-        raise ConfigError(f"mrope_section is {list(found)}, which must add up to half of head_dim {head_size}.")
+        raise ConfigError(
+            f"mrope_section is {shown(list(found))}, which must add up to half of head_dim {cut(head_size)}."
+        )
     plain = RotaryConfig.parse(hf | {"rope_scaling": said}, head_size, positions, 1000000.0)
     return dataclasses.replace(plain, sections=found)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, shown
 from vlm.layers.rotary import RotaryConfig
 
 GATED = {"swiglu": "silu", "fast-swiglu": "silu", "geglu": "gelu", "fast-geglu": "gelu", "reglu": "relu",
@@ -42,19 +42,23 @@ class Numbers:
             number = 0
         if number > 0:
             return number
-        self.errors.append(f"{name} is missing" if value is None else f"{name} is {value!r}")
+        self.errors.append(f"{name} is missing" if value is None else f"{name} is {shown(value)}")
         return 1
 
 
 def nemo_fields(config: dict[str, Any]) -> dict[str, Any]:
     """Fields of GPT2Config but for the token ids; ConfigError names every field that is missing or not supported."""
-    errors = [f"{name} is {config[name]!r}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral]
+    errors = [
+        f"{name} is {shown(config[name])}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral
+    ]
     if (activation := config.get("activation", "gelu")) not in ACTIVATIONS:
-        errors.append(f"activation is {activation!r}")
+        errors.append(f"activation is {shown(activation)}")
     number = Numbers(config, errors)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     if hidden % heads or number("kv_channels", hidden // heads) != hidden // heads:
-        errors.append(f"kv_channels is {config.get('kv_channels')}, hidden_size {hidden}, num_attention_heads {heads}")
+        errors.append(
+            f"kv_channels is {shown(config.get('kv_channels'))}, hidden_size {hidden}, num_attention_heads {heads}"
+        )
     limit = number("encoder_seq_length", 2048)
     fields = {
         "vocab_size": number("vocab_size"), "hidden_size": hidden, "num_layers": number("num_layers"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
+from vlm.errors import shown
 from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
 from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
@@ -121,7 +122,9 @@ def _feed_forward(reader: ConfigReader, default: str) -> tuple[str, bool]:
     kind = str(reader.get("feed_forward_proj", default))
     first, _, last = kind.rpartition("-")
     if first not in ("", "gated"):
-        reader.errors.append(f"feed_forward_proj is {kind!r}, supported is 'gated-' and an activation, or that alone")
+        reader.errors.append(
+            f"feed_forward_proj is {shown(kind)}, supported is 'gated-' and an activation, or that alone"
+        )
     if "dense_act_fn" not in reader.values:
         reader.values["dense_act_fn"] = "gelu_new" if kind == "gated-gelu" else last
     return reader.activation("dense_act_fn", "relu"), bool(reader.get("is_gated_act", first == "gated"))

@@ -28,7 +28,7 @@ from vlm.artifacts.progress import Progress
 from vlm.artifacts.weights import MergedView, PrefixView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
-from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
+from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError, shown
 from vlm.registry.catalogs import check_files, family
 
 INNER_TOWER = "model.vision_tower.vision_tower."
@@ -94,7 +94,9 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
 
 def check_settings(config: dict[str, Any]) -> None:
     """Raises ConfigError that names what is set and not done here."""
-    errors = [f"{name} is {config[name]!r}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral]
+    errors = [
+        f"{name} is {shown(config[name])}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral
+    ]
     if errors:
         raise ConfigError(f"this LLaVA or VILA configuration cannot be run exactly: {'; '.join(errors)}.")
 
@@ -126,7 +128,7 @@ def _beside(folder: Path, name: Any) -> Path | None:
 
 
 def _download(folder: Path, name: Any) -> Path:
-    reason = f"its config.json names {name!r}, which is no model of the Hub"
+    reason = f"its config.json names {shown(name)}, which is no model of the Hub"
     if isinstance(name, str) and hub.is_repo_id(name):
         try:
             return hub.download(name, check=check_files)
@@ -163,7 +165,7 @@ def _as_llava(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str
     """Returns what the LLaVA family takes: a configuration and tensors as Hugging Face has them."""
     rows = root.config.get("mm_vision_select_feature", "patch")
     if rows not in ("patch", "cls_patch"):
-        raise ConfigError(f"mm_vision_select_feature is {rows!r}; supported are patch, cls_patch.")
+        raise ConfigError(f"mm_vision_select_feature is {shown(rows)}; supported are patch, cls_patch.")
     config = {
         "model_type": "llava",
         "vision_config": tower.config,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import shown
 from vlm.registry.images import (
     ImageProcessorSpec,
     QuestionUse,
@@ -33,7 +34,7 @@ def _load(name: str, settings: Settings) -> Transform:
 
     side = settings.get("patch_size") or {"height": SIDE, "width": SIDE}
     if not isinstance(side, Mapping) or side.get("height") != side.get("width"):
-        raise ValueError(f"patch_size is {side!r}, it must have an equal height and width")
+        raise ValueError(f"patch_size is {shown(side)}, it must have an equal height and width")
     return transform_by(getattr(transformers, name), {**settings, "is_vqa": False}, _as_pixels)
 
 

@@ -18,6 +18,7 @@ from visual_engines.layers import Mlp, PatchEmbed, window_partition, window_reve
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
+from vlm.errors import shown
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
@@ -102,13 +103,13 @@ _KINDS = (
 
 def _malformed(config: SwinConfig) -> list[str]:
     values = [(name, getattr(config, name), kind, right) for kind, names, right in _KINDS for name in names]
-    return [f"{name} is {value!r}, it must be {kind}" for name, value, kind, right in values if not right(value)]
+    return [f"{name} is {shown(value)}, it must be {kind}" for name, value, kind, right in values if not right(value)]
 
 
 def _contradictions(config: SwinConfig) -> list[str]:
-    errors = []
     if len(config.depths) != len(config.num_heads):
-        errors.append(f"depths has {len(config.depths)} stages, num_heads {len(config.num_heads)}")
+        return [f"depths has {len(config.depths)} stages, num_heads {len(config.num_heads)}"]
+    errors = []
     for stage, heads in enumerate(config.num_heads):
         if (width := config.embed_dim * 2**stage) % heads:
             errors.append(f"stage {stage} has {width} channels, no multiple of its {heads} heads")

@@ -17,7 +17,7 @@ from visual_engines.models import vit
 from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.rules import Rename
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, shown
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
@@ -66,14 +66,16 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
     errors = []
     layer = config.get("mm_vision_select_layer", -2)
     if not isinstance(layer, int):  # VILA itself joins no layers
-        errors.append(f"mm_vision_select_layer is {layer!r}, it must be a whole number")
+        errors.append(f"mm_vision_select_layer is {shown(layer)}, it must be a whole number")
         layer = -1
     tower = vit.parse(config["vision_tower"], layer)
     projector, rows = config.get("mm_projector_type", "linear"), config.get("mm_vision_select_feature", "patch")
     if projector not in ("linear", DOWNSAMPLE) and not DEPTH.fullmatch(str(projector)):
-        errors.append(f"mm_projector_type is {projector!r}, supported are linear, mlp2x_gelu (any depth), {DOWNSAMPLE}")
+        errors.append(
+            f"mm_projector_type is {shown(projector)}, supported are linear, mlp2x_gelu (any depth), {DOWNSAMPLE}"
+        )
     if rows not in ("patch", "cls_patch"):
-        errors.append(f"mm_vision_select_feature is {rows!r}, supported are patch, cls_patch")
+        errors.append(f"mm_vision_select_feature is {shown(rows)}, supported are patch, cls_patch")
     whole = rows == "cls_patch"
     if tower.class_token and whole and projector == DOWNSAMPLE:
         errors.append(f"{DOWNSAMPLE} takes a square of patches, without the class token")

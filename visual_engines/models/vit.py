@@ -18,6 +18,7 @@ from visual_engines.layers import ACTIVATIONS, Mlp, PatchEmbed
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
+from vlm.errors import shown
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
@@ -130,7 +131,7 @@ def _feature_layers(fields: ConfigReader, layers: Any) -> list[int]:
     numbers = layers if isinstance(layers, list | tuple) else [layers]
     if numbers and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         return list(numbers)
-    fields.errors.append(f"the feature layer is {layers!r}, it must be a whole number, or several")
+    fields.errors.append(f"the feature layer is {shown(layers)}, it must be a whole number, or several")
     return [0]
 
 

@@ -19,7 +19,7 @@ from vlm.artifacts.generation_config import check_tokens
 from vlm.artifacts.manifest import is_mapping
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.roles import RoleWeights, copy_processor, dtype_of, parts_of, write_roles
-from vlm.errors import CheckpointError, VlmError, listed
+from vlm.errors import CheckpointError, VlmError, listed, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class Checkpoint:
         if manifest["format_version"] != FORMAT_VERSION:
             version = manifest["format_version"]
             raise CheckpointError(
-                f"{path} has format version {version}, this vlm reads {FORMAT_VERSION}; convert it again."
+                f"{path} has format version {shown(version)}, this vlm reads {FORMAT_VERSION}; convert it again."
             )
         _check_values(path, manifest)
         checkpoint = cls(path, manifest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, shown
 
 # what transformers' GenerationConfig reads and what may change the tokens; its other fields are about caches, speed
 # and what `generate` returns
@@ -52,7 +52,7 @@ def check_token_ids(name: str, value: Any) -> None:
     """Raises ConfigError for a setting that is no token's id, nor a list of them, nor none."""
     if value is not None and not all(map(is_token_id, value if isinstance(value, list) else [value])):
         raise ConfigError(
-            f"the configuration's {name} is {str(value)[:100]!r}; it must be a token's id or a list of them:"
+            f"the configuration's {name} is {shown(value)}; it must be a token's id or a list of them:"
             " fetch the model again."
         )
 

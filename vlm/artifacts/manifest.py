@@ -12,7 +12,7 @@ from typing import Any
 from vlm.artifacts.files import canonical_json, read_json
 from vlm.artifacts.hashes import PIECES, file_entry
 from vlm.config import BuildConfig, Config
-from vlm.errors import EngineError, listed
+from vlm.errors import EngineError, listed, shown
 
 FORMAT_VERSION = 1
 WHAT = "engine directory"
@@ -67,7 +67,9 @@ class Manifest(Config):
         """Raises EngineError for a manifest that is missing, damaged, edited or of another format."""
         values = read_json(folder / MANIFEST, EngineError, WHAT)
         if (version := values.get("format_version")) != FORMAT_VERSION:
-            raise EngineError(f"{folder} has engine format {version}, this vlm reads {FORMAT_VERSION}; {REBUILD}.")
+            raise EngineError(
+                f"{folder} has engine format {shown(version)}, this vlm reads {FORMAT_VERSION}; {REBUILD}."
+            )
         if not _is_sealed(values.pop("sha256", None), values):
             raise EngineError(f"{folder / MANIFEST} was edited or damaged after the build; {REBUILD}.")
         try:

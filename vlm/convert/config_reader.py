@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vlm.artifacts.generation_config import check_token_ids, is_token_id
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, cut, listed, shown
 
 REQUIRED = object()
 SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers
@@ -41,7 +41,7 @@ class ConfigReader:
         elif value is None and default is not None:
             self.errors.append(f"{name} is null")
         elif kind := _other_kind(value, default):
-            self.errors.append(f"{name} is {_short(value)}, it must be {kind}")
+            self.errors.append(f"{name} is {shown(value)}, it must be {kind}")
             return default
         return value
 
@@ -52,7 +52,7 @@ class ConfigReader:
             return value
         missing = value is REQUIRED
         self.errors.append(
-            f"{name} is missing" if missing else f"{name} is {value!r}, it must be a whole number above 0"
+            f"{name} is missing" if missing else f"{name} is {shown(value)}, it must be a whole number above 0"
         )
         return 1
 
@@ -64,21 +64,21 @@ class ConfigReader:
         whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
         if len(sides) == len(whole) == 2:
             return whole[0], whole[1]
-        self.errors.append(f"{name} is {_short(value)}, it must be a whole number above 0, or two")
+        self.errors.append(f"{name} is {shown(value)}, it must be a whole number above 0, or two")
         return 1, 1
 
     def choice(self, name: str, allowed: Iterable[Any], default: Any = None) -> Any:
         """Returns the value of a key that may only have certain ones; absent, it has `default`."""
         value = self.values.get(name, default)
         if value not in (choices := list(allowed)):
-            self.errors.append(f"{name} is {_short(value)}, supported is {listed(map(repr, choices))}")
+            self.errors.append(f"{name} is {shown(value)}, supported is {listed(map(repr, choices))}")
         return value
 
     def token_id(self, name: str, default: int | None) -> int | None:
         """Returns the value of a key that names a token; absent, it has `default`."""
         value = self.get(name, default)
         if value is not None and not is_token_id(value):
-            self.errors.append(f"{name} is {_short(value)}, it must be a token's id")
+            self.errors.append(f"{name} is {shown(value)}, it must be a token's id")
         return value
 
     def activation(self, name: str, default: str) -> str:
@@ -93,7 +93,7 @@ class ConfigReader:
             return tuple(map(default, range(layers)))
         if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
             self.errors.append(
-                f"layer_types is {_short(kinds)}, supported are {SLIDING!r} and {FULL!r}, for {layers} layers"
+                f"layer_types is {shown(kinds)}, supported are {SLIDING!r} and {FULL!r}, for {layers} layers"
             )
             return (False,) * layers
         return tuple(kind == SLIDING for kind in kinds)
@@ -102,7 +102,7 @@ class ConfigReader:
         """Checks that a size can be divided into so many parts, where both are sizes."""
         invalid = any(error.startswith((f"{name} is ", f"{parts} is ")) for error in self.errors)
         if not invalid and value % count:
-            self.errors.append(f"{name} {value} is no multiple of {parts} {count}")
+            self.errors.append(f"{name} {cut(value)} is no multiple of {parts} {cut(count)}")
 
     def raise_errors(self) -> None:
         """Raises ConfigError with every reason."""
@@ -118,11 +118,6 @@ def _other_kind(value: Any, default: Any) -> str | None:
     if isinstance(default, float):
         return None if is_number else "a number"
     return None if is_number or isinstance(value, list | tuple) else "a number or a list"
-
-
-def _short(value: Any, limit: int = 100) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def token_id(values: dict[str, Any], name: str, default: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, cut, listed, shown
 from vlm.ops.rotary_angles import rotary_angles
 
 # kinds -> the keys that each reads, and those that it cannot do without
@@ -57,17 +57,17 @@ class RotaryConfig:
         settings = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
         kind = settings.get("rope_type") or settings.get("type") or "default"
         if kind not in KINDS:
-            raise ConfigError(f"rope_type is {kind!r}, supported are {listed(KINDS)}.")
+            raise ConfigError(f"rope_type is {shown(kind)}, supported are {listed(KINDS)}.")
         share = settings.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
         if kind != "default" and share != 1:
-            raise ConfigError(f"partial_rotary_factor is {share} beside rope_type {kind!r}, supported is 1.")
+            raise ConfigError(f"partial_rotary_factor is {cut(share)} beside rope_type {shown(kind)}, supported is 1.")
         base = settings.get("rope_theta") or hf.get("rope_theta") or theta
         original = settings.get("original_max_position_embeddings") or max_positions
         options = {name: settings[name] for name in READ[kind] if settings.get(name) is not None}
         if kind == "yarn":
             options.setdefault("factor", max_positions / original)
         if absent := sorted(NEEDED.get(kind, set()) - set(options)):
-            raise ConfigError(f"rope_type is {kind!r}, which needs {listed(absent)} in rope_parameters.")
+            raise ConfigError(f"rope_type is {shown(kind)}, which needs {listed(absent)} in rope_parameters.")
         return cls(float(base), head_dim, kind, original_positions=original, **options)
 
     def frequencies(self) -> tuple[Tensor, float]:

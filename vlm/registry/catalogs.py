@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.model_files import ModelFiles
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, listed, shown
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import ConverterRef, FamilySpec, ModelSpec
 from vlm.registry.unsupported import ROWS, Unsupported, check_supported
@@ -39,7 +39,7 @@ def family(name: str) -> FamilySpec:
     """Raises ConfigError for a name that no installed catalog brings."""
     specs = families()
     if name not in specs:
-        raise ConfigError(f"model family {name!r} is unknown; installed are {listed(sorted(specs), 40)}.")
+        raise ConfigError(f"model family {shown(name)} is unknown; installed are {listed(sorted(specs), 40)}.")
     return specs[name]
 
 
@@ -54,7 +54,7 @@ def model_spec(name: str) -> ModelSpec:
         for ref in catalog.MODELS:
             if ref.name == name:
                 return ref.load()
-    raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
+    raise ConfigError(f"model {shown(name)} is in no installed catalog; reinstall the package that brought it.")
 
 
 def configs_of(model: Checkpoint | EngineDir) -> RoleConfigs:
@@ -97,13 +97,11 @@ def match_family(config: dict[str, Any]) -> FamilySpec:
     for spec in families().values():
         if spec.matches(config):
             return spec
-    if config.get("model_type") is None:
+    if (kind := config.get("model_type")) is None:
         raise ConfigError(
             "config.json names no model_type: it is not one that transformers wrote; give a model's that is."
         )
-    raise ConfigError(
-        f"model_type {config['model_type']!r} is not supported; families here are {listed(sorted(families()), 40)}."
-    )
+    raise ConfigError(f"model_type {shown(kind)} is not supported; families here are {listed(sorted(families()), 40)}.")
 
 
 def architecture(name: str) -> tuple[FamilySpec, dict[str, Any]]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vlm.artifacts.checkpoint import is_checkpoint
 from vlm.artifacts.engine_dir import is_engine
@@ -17,7 +18,7 @@ from vlm.artifacts.files import open_regular, read_small
 from vlm.artifacts.model_files import WEIGHTS, ModelFiles
 from vlm.artifacts.peft_folder import TUNED_PROMPTS
 from vlm.artifacts.quantization_files import READ, quantizations
-from vlm.errors import UnsupportedModelError, listed
+from vlm.errors import UnsupportedModelError, cut, listed
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,18 @@ def _begins(path: Path, head: bytes) -> bool:
 def describe_adapter(model: ModelFiles) -> str:
     """Returns what a folder with an adapter_config.json is, in words."""
     config = model.read("adapter_config.json")
-    kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
-    return f"is a PEFT adapter{f' ({kind})' if kind else ''}{f' of {base}' if base else ''}, not a whole model"
+    kind, base = config.get("peft_type"), _base(config)
+    return f"is a PEFT adapter{f' ({cut(kind)})' if kind else ''}{f' of {base}' if base else ''}, not a whole model"
+
+
+def _base(config: Mapping[str, Any]) -> str:
+    """Returns the name of the model that an adapter was made for; "" where its configuration says none."""
+    return cut(config.get("base_model_name_or_path") or "")
 
 
 def _adapter(model: ModelFiles) -> str:
     config = model.read("adapter_config.json")
-    kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
+    kind, base = config.get("peft_type"), _base(config)
     what = describe_adapter(model)
     if kind in TUNED_PROMPTS:
         return f"{what}; give {model.name} with --prompt-table, --model being {base or 'its base model'}"
@@ -97,8 +103,8 @@ def _quantized(model: ModelFiles) -> str:
     method = _unread(model)[0]
     bits = quantizations(model)[method].get("bits")
     return (
-        f"is quantized ({method}{f', {bits} bits' if bits else ''}), which is not read: {listed(READ)} are; give one of"
-        " these or the unquantized model that it was made from"
+        f"is quantized ({cut(method)}{f', {cut(bits)} bits' if bits else ''}), which is not read: {listed(READ)} are;"
+        " give one of these or the unquantized model that it was made from"
     )
 
 
@@ -111,7 +117,7 @@ def _converted_from(model: ModelFiles) -> str:
         return ""
     names = (reader[section].get(key) for section in reader.sections() for key in ("_name_or_path", "model_name"))
     name = next((name for name in names if name and name.strip()), None)
-    return f" ({name})" if name else ""
+    return f" ({cut(name)})" if name else ""
 
 
 def _training(model: ModelFiles) -> str:
@@ -221,6 +227,6 @@ ROWS = (
                 lambda m: "holds a tokenizer alone, no config.json and no weights; give the folder of the whole model"),
     Unsupported(lambda m: bool(_unread(m)), _quantized),
     Unsupported(lambda m: bool(m.architectures) and all(HEAD.fullmatch(name) for name in m.architectures),
-                lambda m: f"is a {m.architectures[0]}, which sorts texts or images into classes and writes none; give a"
-                          " model that generates, or run this one with transformers"),
+                lambda m: f"is a {cut(m.architectures[0])}, which sorts texts or images into classes and writes none;"
+                          " give a model that generates, or run this one with transformers"),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llm_engines.converters.nemo.weights import Stage, weight_files
 from vlm.artifacts.prompt_tables import NOT_FINITE, PromptTables, TunedPrompt, write_tables
-from vlm.errors import CheckpointError, ConfigError
+from vlm.errors import CheckpointError, ConfigError, shown
 
 SCHEME = TASK = "ptuning"
 MOST_VALUES = 2**26  # that the layers make: 4,096 rows of 16,384; published ones have some 100
@@ -48,7 +48,7 @@ def convert(folder: Path, config: Mapping[str, Any], out: Path) -> PromptTables:
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
     texts, errors = _part(_part(config, "data"), "train_ds"), []
     if (kind := config.get("position_embedding_type", "learned_absolute")) == "learned_absolute":
-        errors.append(f"position_embedding_type is {kind!r}, which here is added to the rows, too")
+        errors.append(f"position_embedding_type is {shown(kind)}, which here is added to the rows, too")
     if config.get("apply_embedding_scaling"):
         errors.append("apply_embedding_scaling is True, which here is of tokens alone")
     errors += [f"data.train_ds.{name} is True" for name in ("add_bos", "add_sep") if texts.get(name) is True]

@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_engines.models.nemo_config import GATED, Numbers
 from llm_engines.models.t5 import T5Config
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, listed, shown
 
 ACTIVATIONS = {"gelu": "gelu"} | GATED
 # fields that change the maths and that nothing here honours -> the values that ask for nothing
@@ -117,7 +117,7 @@ def _own(fields: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
 
 
 def _unsupported(fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    return [f"{name} is {fields[name]!r}" for name, values in neutral.items() if fields.get(name) not in values]
+    return [f"{name} is {shown(fields[name])}" for name, values in neutral.items() if fields.get(name) not in values]
 
 
 def _function(fields: Mapping[str, Any], errors: list[str]) -> str:
@@ -127,7 +127,7 @@ def _function(fields: Mapping[str, Any], errors: list[str]) -> str:
     is_fused = bias and fields.get("bias_activation_fusion", fields.get("bias_gelu_fusion", True))
     is_gelu, by_tanh = ACTIVATIONS.get(name) == "gelu", is_fused or fields.get("openai_gelu")
     if name not in ACTIVATIONS:
-        errors.append(f"activation is {name!r}")
+        errors.append(f"activation is {shown(name)}")
     elif by_tanh and not is_gelu:
         errors.append(f"{'bias_activation_fusion' if is_fused else 'openai_gelu'} is True with the activation {name}")
     return "gelu_new" if is_gelu and by_tanh else ACTIVATIONS.get(name, "gelu")

@@ -16,7 +16,7 @@ from llm_engines.converters.nemo.tokenizer import (
     settings_of,
     written,
 )
-from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.errors import CheckpointError, ConfigError, listed, shown
 from vlm.limits import MAX_ADDED_TOKENS
 
 BASE = {"cls": "<cls>", "sep": "<sep>", "mask": "<mask>", "pad": "<pad>", "bos": "<bos>", "eos": "<eos>"}
@@ -57,7 +57,7 @@ def _with_special_tokens(tokens: NamedTokens, config: Mapping[str, Any]) -> Name
     """Adds tokens in NeMo's order, each with the next id unless there is one of its name."""
     settings, fast = settings_of(config), tokens.fast
     if (count := settings.get("num_sentinel_tokens") or 0) not in range(MAX_ADDED_TOKENS):
-        raise ConfigError(f"num_sentinel_tokens is {count!r}, the limit is {MAX_ADDED_TOKENS:,}.")
+        raise ConfigError(f"num_sentinel_tokens is {shown(count)}, the limit is {MAX_ADDED_TOKENS:,}.")
     sentinels = [f"<extra_id_{i}>" for i in range(count)]
     base = {}
     if settings.get("library") == "sentencepiece":

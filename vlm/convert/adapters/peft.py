@@ -20,7 +20,7 @@ from vlm.convert.adapters.peft_config import PeftKind, invalid_settings, names_o
 from vlm.convert.adapters.peft_ia3 import PeftIa3
 from vlm.convert.adapters.peft_lora import PeftLora
 from vlm.convert.adapters.trained_tensors import COPY, UNREAD, trained_name
-from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.errors import CheckpointError, ConfigError, cut, listed
 from vlm.layers.adapters.base import AdapterWeights
 
 KINDS: Mapping[str, type[PeftKind]] = {"LORA": PeftLora, "IA3": PeftIa3}  # by `peft_type`
@@ -52,7 +52,7 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     if (kind := str(values.get("peft_type"))) not in KINDS:
         instead = f"; give it with --prompt-table {folder}" if kind in TUNED_PROMPTS else ""
         raise ConfigError(
-            f"{folder} is a PEFT adapter of type {kind}; {' and '.join(KINDS)} are what can be loaded{instead}."
+            f"{folder} is a PEFT adapter of type {cut(kind)}; {' and '.join(KINDS)} are what can be loaded{instead}."
         )
     tensors, strays, trained, frozen = adapter_tensors(folder), [], {}, {}
     by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlm.artifacts.peft_folder import FILE
 from vlm.convert.adapters.patterns import SECONDS
-from vlm.errors import ConfigError, listed
+from vlm.errors import ConfigError, first_line, listed, shown
 from vlm.layers.adapters.base import AdapterWeights
 
 
@@ -46,7 +46,7 @@ def refuse_settings(folder: Path, values: Mapping[str, Any], neutral: Mapping[st
 def names_of(values: Any, key: str) -> tuple[str, ...]:
     """Returns a list of names. Raises TypeError for what is none."""
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"{key} {values!r}")
+        raise TypeError(f"{key} {shown(values)}")
     return tuple(values)
 
 
@@ -65,4 +65,6 @@ def invalid_settings(folder: Path, kind: str) -> Iterator[None]:
             " adapter's modules; write the modules' names in their place."
         ) from None
     except (ArithmeticError, TypeError, ValueError, AttributeError, re.error) as error:
-        raise ConfigError(f"{folder / FILE} holds a value that no {kind} has ({error}); fetch it again.") from None
+        raise ConfigError(
+            f"{folder / FILE} holds a value that no {kind} has ({first_line(error)}); fetch it again."
+        ) from None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlm.convert.quantized.integers import Integers
 from vlm.convert.quantized.layer import Scheme, SourceLayer, check_shape, number_of_groups, own, unpacked
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, cut
 
 BITS = 4
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the eight outputs of a word lie in it
@@ -25,8 +25,8 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     version = "llm-awq" if settings.get("backend") == "llm-awq" else version  # as transformers has it
     if bits != BITS or version != "gemm":
         raise ConfigError(
-            f"this model is quantized by AWQ with {bits} bits in the packing {version}; read are 4 bits in the packing"
-            " gemm: give one of these or the unquantized model."
+            f"this model is quantized by AWQ with {cut(bits)} bits in the packing {cut(version)}; read are 4 bits in"
+            " the packing gemm: give one of these or the unquantized model."
         )
     group_size = own(settings, "group_size", own(settings, "q_group_size", 128))
     group_size = None if group_size == -1 else group_size

@@ -27,7 +27,7 @@ from vlm.convert.quantized.layer import (
     own,
     unpacked,
 )
-from vlm.errors import CheckpointError, ConfigError
+from vlm.errors import CheckpointError, ConfigError, cut
 from vlm.layers.quant.fp8 import FP8
 from vlm.layers.quant.producer import FOLDED
 
@@ -59,7 +59,7 @@ class Arguments:
 
     def __str__(self) -> str:
         words = ["dynamic" if self.dynamic else "static", "symmetric" if self.symmetric else "asymmetric"]
-        return f"{self.type}{self.bits} {' '.join(words)} by {self.strategy}"
+        return f"{cut(self.type)}{cut(self.bits)} {' '.join(words)} by {cut(self.strategy)}"
 
 
 def scheme(settings: Mapping[str, Any]) -> Scheme:
@@ -68,7 +68,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     method = _method(kind, weights, inputs)
     if method is None or not _reads_inputs(method, weights, inputs):
         raise ConfigError(
-            f"this model is quantized by compressed-tensors as {kind} with weights {weights}"
+            f"this model is quantized by compressed-tensors as {cut(kind)} with weights {weights}"
             f"{'' if inputs is None else f' and inputs {inputs}'}, which is not read; give one of FP8, W8A8 (int8),"
             " W8A16 or W4A16, or the unquantized model."
         )

@@ -22,7 +22,7 @@ from vlm.convert.quantized.layer import (
     own,
     unpacked,
 )
-from vlm.errors import CheckpointError, ConfigError
+from vlm.errors import CheckpointError, ConfigError, cut
 
 FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is to be added to the zero points that are stored
 
@@ -32,8 +32,8 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     bits, kind = own(settings, "bits", 4), own(settings, "checkpoint_format", own(settings, "format", "gptq"))
     if bits not in ZERO_LEVEL or kind not in FORMATS:
         raise ConfigError(
-            f"this model is quantized by GPTQ with {bits} bits in the format {kind}; read are 4 and 8 bits in the"
-            " formats gptq and gptq_v2: give the unquantized model."
+            f"this model is quantized by GPTQ with {cut(bits)} bits in the format {cut(kind)}; read are 4 and 8 bits in"
+            " the formats gptq and gptq_v2: give the unquantized model."
         )
     if any(isinstance(each, Mapping) and each for each in own(settings, "dynamic", {}).values()):
         raise ConfigError(

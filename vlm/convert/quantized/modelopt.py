@@ -22,7 +22,7 @@ from vlm.convert.quantized.layer import (
     number_of_groups,
     own,
 )
-from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.errors import CheckpointError, ConfigError, cut, listed
 from vlm.layers.quant.fp8 import FP8
 from vlm.ops.int4_packing import packed4
 
@@ -44,7 +44,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     kind = details.get("quant_algo")
     if kind not in METHODS:
         raise ConfigError(
-            f"this model is quantized by ModelOpt as {kind}; read are {listed(METHODS)}: give one of these or the"
+            f"this model is quantized by ModelOpt as {cut(kind)}; read are {listed(METHODS)}: give one of these or the"
             " unquantized model."
         )
     group_size = own(details, "group_size", 128) if kind == "W4A16_AWQ" else None
