@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.checkpoint import Checkpoint, check_output, scratch_beside
+from vlm.artifacts.checkpoint import Check, Checkpoint, check_output, scratch_beside
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.progress import Progress
-from vlm.build.ahead import roles_to_quantize
+from vlm.artifacts.roles import RoleWeights
+from vlm.build.ahead import roles_of_weights, roles_to_quantize
 from vlm.build.from_model import checkpoint_of
 from vlm.build.kinds import family_of
 from vlm.build.locate import Source, locate
@@ -23,6 +24,8 @@ from vlm.quantize.calibration import Calibration, forced
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.model import quantize_checkpoint
 from vlm.quantize.plan import Plan, plan_of
+from vlm.registry.catalogs import family
+from vlm.registry.spec import FamilySpec
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.quantize.config import InputsConfig
 from vlm_app.quantize.engines import Engines
@@ -61,7 +64,7 @@ class QuantizeJob:
         samples, source = self._samples(), self._source()
         self._check_ahead(source, samples)
         with scratch_beside(self.out) as scratch:
-            checkpoint = checkpoint_of(source, scratch, self.progress)
+            checkpoint = checkpoint_of(source, scratch, self.progress, check=self._networks_check(samples))
             self._check_plan(plan_of(checkpoint, self.config), source)
             if samples is None:
                 quantized = quantize_checkpoint(checkpoint, self.out, self.config, progress=self.progress)
@@ -98,13 +101,30 @@ class QuantizeJob:
     def _check_ahead(self, source: Source, samples: Samples | None) -> None:
         """Raises, before a long conversion, InputError for inputs of a kind that the model does not take, or that do
         not reach what is quantized, and ConfigError for layers that the format cannot keep."""
-        drawn = [] if samples is None else samples.drawn
-        if (family := family_of(source.path, source.kind)) is not None:
-            for sample in drawn:
-                check_kind(family, sample)
+        if (spec := family_of(source.path, source.kind)) is not None:
+            self._check_kinds(spec, samples)
         options = self.config.quantization_options
         roles = roles_to_quantize(source.path, source.kind, self.config.quantization, options)
-        needs_images = self.config.needs_inputs and "visual" in (roles or ())
+        self._check_images(roles or [], samples)
+
+    def _networks_check(self, samples: Samples | None) -> Check:
+        """Returns what says the same as `_check_ahead` of another program's networks, which are about to be written."""
+
+        def check(name: str, roles: Mapping[str, RoleWeights]) -> None:
+            self._check_kinds(family(name), samples)
+            config = self.config
+            self._check_images(roles_of_weights(roles, config.quantization, config.quantization_options), samples)
+
+        return check
+
+    def _check_kinds(self, spec: FamilySpec, samples: Samples | None) -> None:
+        for sample in samples.drawn if samples is not None else ():
+            check_kind(spec, sample)
+
+    def _check_images(self, roles: Collection[str], samples: Samples | None) -> None:
+        """Raises InputError where a visual network is calibrated and no input may have an image."""
+        needs_images = self.config.needs_inputs and "visual" in roles
+        drawn = [] if samples is None else samples.drawn
         if needs_images and not any(sample.images or sample.messages for sample in drawn):
             raise InputError(
                 f"--calibrate {self.inputs.calibrate} holds no images, and --ignore leaves the visual network to be"

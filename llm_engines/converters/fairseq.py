@@ -28,7 +28,7 @@ from llm_engines.families.moses import Moses
 from llm_engines.models.bart import cross_rules, stack_rules
 from llm_engines.models.bart_config import BartConfig
 from vlm.artifacts.archives import unpacked
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
@@ -53,11 +53,19 @@ UNSUPPORTED = {
 INHERITED = ("embed_dim", "ffn_embed_dim")
 
 
-def convert(source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None) -> Checkpoint:
+def convert(
+    source: Path,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    check: Check | None = None,
+    tokenizer: str | None = None,
+) -> Checkpoint:
     """Converts a FairSeq folder, or a tar archive of one, to our checkpoint at `out`, written whole or not at all.
 
-    `tokenizer` ("moses", "none") overrules what the folder says of its texts. Raises CheckpointError for a file that is
-    missing, damaged, unsafe or does not fit, ConfigError that names every option which cannot be honoured.
+    `check`: see write_checkpoint. `tokenizer` ("moses", "none") overrules what the folder says of its texts. Raises
+    CheckpointError for a file that is missing, damaged, unsafe or does not fit, ConfigError that names every option
+    which cannot be honoured.
     """
     folder = _unpacked(source) if source.is_file() else source
     weights = weights_file(folder)
@@ -87,6 +95,7 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
                 tokens=tokens,
                 pair=pair,
             ),
+            check=check,
             progress=progress,
         )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from visual_engines.families.vicuna import vicuna
 from vlm.artifacts import hub
 from vlm.artifacts.chat_template import read_template
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import WHAT, HFFolder
 from vlm.artifacts.progress import Progress
@@ -65,8 +65,9 @@ class Tower:
     folder: Path | None  # that has its image processor
 
 
-def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """Converts a LLaVA or VILA-1 folder to our checkpoint at `out`, written whole or not at all.
+def convert(folder: Path, out: Path, *, progress: Progress | None = None, check: Check | None = None) -> Checkpoint:
+    """Converts a LLaVA or VILA-1 folder to our checkpoint at `out`, written whole or not at all. `check`: see
+    write_checkpoint.
 
     Raises CheckpointError for a tower that cannot be had and for weights that do not fit, ConfigError that names every
     setting which cannot be honoured.
@@ -88,6 +89,7 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
             generation=root.generation,
             source=folder.resolve().name,
             processor_files=files,
+            check=check,
             progress=progress,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from visual_engines.converters.llava import check_settings, processor_files, vila_config, vision_config
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.weights import MergedView
@@ -18,8 +18,9 @@ from vlm.errors import CheckpointError, listed
 from vlm.registry.catalogs import family
 
 
-def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """Converts a VILA-1.5 folder to our checkpoint at `out`, written whole or not at all.
+def convert(folder: Path, out: Path, *, progress: Progress | None = None, check: Check | None = None) -> Checkpoint:
+    """Converts a VILA-1.5 folder to our checkpoint at `out`, written whole or not at all. `check`: see
+    write_checkpoint.
 
     Raises CheckpointError for a part that is missing or does not fit, ConfigError that names every setting which cannot
     be honoured.
@@ -43,5 +44,6 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
             generation=language.generation,
             source=folder.resolve().name,
             processor_files=files,
+            check=check,
             progress=progress,
         )

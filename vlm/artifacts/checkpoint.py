@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from vlm.errors import CheckpointError, VlmError, listed, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Check = Callable[[str, Mapping[str, RoleWeights]], None]  # looks at a family's networks, by role, raising a VlmError
 
 FORMAT_VERSION = 1
 WHAT = "checkpoint of vlm"
@@ -146,10 +148,14 @@ def write_checkpoint(
     processor_files: Sequence[Path] = (),
     quantization: str | None = None,
     quantization_options: Mapping[str, Any] | None = None,
+    check: Check | None = None,
     progress: Progress | None = None,
 ) -> Checkpoint:
     """Writes a checkpoint whole or not at all; the same input gives the same bytes. An older checkpoint is replaced.
-    `quantization`, and its options: what keeps the matrices in the roles' tensors."""
+    `quantization`, and its options: what keeps the matrices in the roles' tensors; `check` is called before anything is
+    written."""
+    if check is not None:
+        check(family, roles)
     manifest = {
         "format_version": FORMAT_VERSION,
         "family": family,

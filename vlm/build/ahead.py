@@ -1,4 +1,4 @@
-"""What a config.json alone tells of a build: said before a long conversion."""
+"""What networks' configurations alone tell of a build: said before a long conversion."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.checkpoint import Check
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.model_files import ModelFiles
 from vlm.artifacts.quantization_files import quantizations
+from vlm.artifacts.roles import RoleWeights
 from vlm.build.limits import resolve_limits
 from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs
@@ -17,27 +19,32 @@ from vlm.layers.quant.methods import quantization_of
 from vlm.layers.quant.quantization import Quantization
 from vlm.registry.catalogs import match_family, model_spec
 from vlm.registry.quantized_weights import check_ignored, quantized_layers
-from vlm.registry.sharded_weights import part_context
+from vlm.registry.role_configs import RoleConfigs
+from vlm.registry.sharded_weights import check_encoder_ranks, part_context
 
 
 def check_build(path: Path, kind: str, build: BuildConfig) -> None:
     """Raises ConfigError for what cannot be built of a Hugging Face folder: limits beyond what the model allows, more
-    ranks than can split it, and the layers and options of a quantization. Of other sources, and of weights that are
-    quantized already, the conversion tells."""
+    ranks than can split it, and the layers and options of a quantization. Of another program's model `build_check`
+    tells, of weights that are quantized already the conversion."""
     if kind != "hf":
         return
     with invalid_values(path):
-        config = HFFolder(path).config
-        spec = match_family(config)
-        configs = role_configs(spec, config)
-        resolve_limits(build, configs)
-        for role, each in spec.roles.items():
-            context = part_context(role, 0, build.mapping, Quantization())
-            if context.mapping.size > 1:
-                model_spec(each.model).skeleton(configs[role], context)
-    if not quantizations(ModelFiles.from_path(path)):
-        build.check_quantization_options()
-        roles_to_quantize(path, kind, build.quantization, build.quantization_options)
+        models, configs = _networks_of_config(HFFolder(path).config)
+        _check_size(build, models, configs)
+        if not quantizations(ModelFiles.from_path(path)):
+            _check_quantization(build, models, configs)
+
+
+def build_check(build: BuildConfig) -> Check:
+    """Returns what says the same as `check_build` of networks that are about to be written."""
+
+    def check(family: str, roles: Mapping[str, RoleWeights]) -> None:
+        models, configs = _networks_of_weights(roles)
+        _check_size(build, models, configs)
+        _check_quantization(build, models, configs)
+
+    return check
 
 
 def roles_to_quantize(path: Path, kind: str, name: str | None, options: Mapping[str, Any]) -> list[str] | None:
@@ -52,8 +59,43 @@ def roles_to_quantize(path: Path, kind: str, name: str | None, options: Mapping[
 def roles_of_config(config: dict[str, Any], name: str, options: Mapping[str, Any]) -> list[str]:
     """Returns the roles of the networks that a quantization, as a manifest says it, changes in the model of a Hugging
     Face config.json. Raises ConfigError for a layer that the method cannot keep, and as check_ignored."""
+    return _quantized_roles(*_networks_of_config(config), name, options)
+
+
+def roles_of_weights(roles: Mapping[str, RoleWeights], name: str, options: Mapping[str, Any]) -> list[str]:
+    """Returns the same of networks that are about to be written."""
+    return _quantized_roles(*_networks_of_weights(roles), name, options)
+
+
+def _networks_of_config(config: dict[str, Any]) -> tuple[dict[str, str], RoleConfigs]:
+    """Returns the networks' names and configurations, by role."""
     spec = match_family(config)
-    configs, models = role_configs(spec, config), {role: each.model for role, each in spec.roles.items()}
+    return {role: each.model for role, each in spec.roles.items()}, role_configs(spec, config)
+
+
+def _networks_of_weights(roles: Mapping[str, RoleWeights]) -> tuple[dict[str, str], RoleConfigs]:
+    configs = {role: model_spec(each.model).config.from_dict(each.config) for role, each in roles.items()}
+    return {role: each.model for role, each in roles.items()}, RoleConfigs.from_roles(configs)
+
+
+def _check_size(build: BuildConfig, models: Mapping[str, str], configs: RoleConfigs) -> None:
+    resolve_limits(build, configs)
+    check_encoder_ranks(build, models)
+    for role, model in models.items():
+        context = part_context(role, 0, build.mapping, Quantization())
+        if context.mapping.size > 1:
+            model_spec(model).skeleton(configs[role], context)
+
+
+def _check_quantization(build: BuildConfig, models: Mapping[str, str], configs: RoleConfigs) -> None:
+    build.check_quantization_options()
+    if build.quantization is not None:
+        _quantized_roles(models, configs, build.quantization, build.quantization_options)
+
+
+def _quantized_roles(
+    models: Mapping[str, str], configs: RoleConfigs, name: str, options: Mapping[str, Any]
+) -> list[str]:
     check_ignored(options.get("ignore"), models, configs)
     kept = quantization_of(name, options)
     return [r for r, model in models.items() if quantized_layers(model_spec(model), configs[r], kept.of_role(r))]

@@ -43,7 +43,7 @@ def cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | No
 
 def _build(source: Source, out: Path, build: BuildConfig, progress: Progress | None) -> None:
     from vlm.artifacts.checkpoint import Checkpoint
-    from vlm.build.ahead import check_build
+    from vlm.build.ahead import build_check, check_build
     from vlm.build.builder import build_engine
     from vlm.convert.folder import convert_folder
 
@@ -54,7 +54,9 @@ def _build(source: Source, out: Path, build: BuildConfig, progress: Progress | N
     # beside the engines: the temporary directory of the system may be small
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent) as draft:
-        checkpoint = convert_folder(source.path, Path(draft) / "checkpoint", progress=progress)
+        checkpoint = convert_folder(
+            source.path, Path(draft) / "checkpoint", progress=progress, check=build_check(build)
+        )
         build_engine(checkpoint, out, build, progress=progress)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Checkpoint, check_output, is_checkpoint, scratch_beside
+from vlm.artifacts.checkpoint import Check, Checkpoint, check_output, is_checkpoint, scratch_beside
 from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import check_replaceable
 from vlm.artifacts.manifest import WHAT
 from vlm.artifacts.progress import Progress
-from vlm.build.ahead import check_build
+from vlm.build.ahead import build_check, check_build
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.locate import Source, locate
 from vlm.config import BuildConfig
@@ -24,6 +25,7 @@ from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import CheckpointError, EngineError, InputError, listed
 from vlm.packaged import adapter_folder
+from vlm.registry.catalogs import converter_of
 
 
 def convert_model(
@@ -52,6 +54,7 @@ def convert_model(
     if source.kind == "engine" or (source.kind == "checkpoint" and not is_changed):
         raise InputError(f"{model} is converted already ({source.kind}); give a model's folder or Hub id.")
     if not is_changed:
+        _check_output(source, out)
         return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
     check_build(source.path, source.kind, build)
@@ -61,7 +64,12 @@ def convert_model(
     asked = [name for name, is_said in {**said, "--merge-lora": merge_lora is not None}.items() if is_said]
     with scratch_beside(out) as scratch:
         checkpoint_of_model = partial(
-            _checkpoint_of_model, scratch=scratch, asked=asked, progress=progress, tokenizer=tokenizer
+            _checkpoint_of_model,
+            scratch=scratch,
+            asked=asked,
+            progress=progress,
+            tokenizer=tokenizer,
+            check=build_check(build),
         )
         if merge_lora is None:
             whole = checkpoint_of_model(source)
@@ -74,14 +82,26 @@ def convert_model(
         return split_checkpoint(whole, out, build, progress=progress).path
 
 
+def _check_output(source: Source, out: Path) -> None:
+    """Raises CheckpointError for a place that no checkpoint can be written to, where the source becomes one."""
+    converter = converter_of(source.path)
+    if os.path.lexists(out) and (converter is None or converter.beside_model(source.path) is None):
+        check_output(out)
+
+
 def _checkpoint_of_model(
-    source: Source, scratch: Path, asked: list[str], progress: Progress | None, tokenizer: str | None
+    source: Source,
+    scratch: Path,
+    asked: list[str],
+    progress: Progress | None,
+    tokenizer: str | None,
+    check: Check,
 ) -> Checkpoint:
     """Returns the checkpoint of a source. Raises InputError for what was tuned beside a model, which `asked`, options,
     are not for."""
     if source.kind == "checkpoint":
         return checkpoint_of(source, scratch, progress, tokenizer)
-    path = convert_file(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer)
+    path = convert_file(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer, check=check)
     if not is_checkpoint(path):
         raise InputError(
             f"{source.name} is what was tuned beside a model, and {listed(asked)} is for models; leave it out, and vlm"
@@ -125,7 +145,7 @@ def build_model(
     check_replaceable(Path(out).resolve(), is_engine, WHAT, EngineError)
     check_build(source.path, source.kind, config)
     with engine_scratch(Path(out)) as scratch:
-        checkpoint = checkpoint_of(source, scratch, progress)
+        checkpoint = checkpoint_of(source, scratch, progress, check=build_check(config))
         return build_engine(checkpoint, Path(out), config, workers=workers, progress=progress).path
 
 
@@ -135,9 +155,15 @@ def engine_scratch(out: Path) -> AbstractContextManager[Path]:
 
 
 def checkpoint_of(
-    source: Source, scratch: Path, progress: Progress | None = None, tokenizer: str | None = None
+    source: Source,
+    scratch: Path,
+    progress: Progress | None = None,
+    tokenizer: str | None = None,
+    *,
+    check: Check | None = None,
 ) -> Checkpoint:
-    """Returns the checkpoint that a source is, or one below `scratch` that a model's folder is converted to."""
+    """Returns the checkpoint that a source is, or one below `scratch` that a model's folder is converted to; `check` as
+    of convert_folder."""
     if source.kind == "checkpoint" and tokenizer is None:
         return Checkpoint.open(source.path)
-    return convert_folder(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer)
+    return convert_folder(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer, check=check)

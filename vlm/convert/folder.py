@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.progress import Progress
 from vlm.convert.quantized.roles import QuantizedRoles, quantized_roles
@@ -22,40 +22,55 @@ from vlm.registry.spec import FamilySpec
 
 
 def convert_folder(
-    source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None
+    source: Path,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    tokenizer: str | None = None,
+    check: Check | None = None,
 ) -> Checkpoint:
     """Converts a Hugging Face model folder (or what a converter takes) to our checkpoint at `out`, written whole or not
     at all.
 
-    `tokenizer`: what splits texts before BPE where a folder does not say, for a converter that takes it. Raises
+    `tokenizer`: what splits texts before BPE where a folder does not say, for a converter that takes it. `check` is
+    called with the networks of another program's model before they are written: a config.json tells of itself. Raises
     ConfigError for a model or field that is not supported; one CheckpointError with every reason why the weights do not
     fit, or for a folder that is damaged.
     """
     if Path(source).exists():
         check_model(Path(source))
     with invalid_values(source):
-        return _convert_folder(Path(source), Path(out), progress, tokenizer)
+        return _convert_folder(Path(source), Path(out), progress, tokenizer, check)
 
 
-def convert_file(source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None) -> Path:
+def convert_file(
+    source: Path,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    tokenizer: str | None = None,
+    check: Check | None = None,
+) -> Path:
     """Converts what `convert_folder` does, and what was tuned beside a model and saved alone: prompts and adapters
     become folders of their own. Returns its path."""
     converter = converter_of(source)
     if converter is None or "tuned" not in converter.options or tokenizer is not None:
-        return convert_folder(source, out, progress=progress, tokenizer=tokenizer).path
+        return convert_folder(source, out, progress=progress, tokenizer=tokenizer, check=check).path
     check_model(source)
     with invalid_values(source):
-        return converter.load()(source, out, progress=progress, tuned=True).path
+        return converter.load()(source, out, progress=progress, check=check, tuned=True).path
 
 
-def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenizer: str | None) -> Checkpoint:
+def _convert_folder(
+    source: Path, out: Path, progress: Progress | None, tokenizer: str | None, check: Check | None
+) -> Checkpoint:
     options = {} if tokenizer is None else {"tokenizer": tokenizer}
     converter = converter_of(source)
     if options and (converter is None or "tokenizer" not in converter.options):
         programs = listed(f"{ref.program}'s" for ref in converters() if "tokenizer" in ref.options)
         raise InputError(f"--tokenizer is for {programs} models, {source} is none; leave it out.")
     if converter is not None:
-        return converter.load()(source, out, progress=progress, **options)
+        return converter.load()(source, out, progress=progress, check=check, **options)
     folder = HFFolder(source)
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -26,18 +26,23 @@ def sharded_by_rank(
     roles: Mapping[str, RoleWeights], quantization: Quantization, build: BuildConfig
 ) -> dict[tuple[str, int], RoleWeights]:
     """Returns the parts of each role's weights that ranks keep, by role and number; what all run whole is part 0.
-    Raises ConfigError for a network that so many ranks cannot split, and for a size of an encoder that is not there."""
-    if build.encoder_tp_size is not None and not {"encoder", "decoder"} <= roles.keys():
-        raise ConfigError(
-            f"encoder_tp_size is {build.encoder_tp_size}, which is for models of an encoder of texts and a decoder,"
-            f" this one's parts are {listed(sorted(roles))}; leave it out.",
-            settings=("encoder_tp_size",),
-        )
+    Raises ConfigError for a network that so many ranks cannot split, and as check_encoder_ranks."""
+    check_encoder_ranks(build, roles)
     contexts = {
         (role, part): part_context(role, part, build.mapping, quantization)
         for role, part in parts_of(roles, build.mapping)
     }
     return {(role, part): sharded(roles[role], context) for (role, part), context in contexts.items()}
+
+
+def check_encoder_ranks(build: BuildConfig, roles: Collection[str]) -> None:
+    """Raises ConfigError for ranks of an encoder of its own where the roles have none beside a decoder."""
+    if build.encoder_tp_size is not None and not {"encoder", "decoder"} <= set(roles):
+        raise ConfigError(
+            f"encoder_tp_size is {build.encoder_tp_size}, which is for models of an encoder of texts and a decoder,"
+            f" this one's parts are {listed(sorted(roles))}; leave it out.",
+            settings=("encoder_tp_size",),
+        )
 
 
 def part_context(role: str, part: int, mapping: Mapping[str, int], quantization: Quantization) -> ModelContext:

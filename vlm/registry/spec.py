@@ -84,7 +84,7 @@ class ConverterRef:
 
     name: str  # the kind of model: "fairseq"
     program: str  # whose models it converts, in words: "FairSeq"
-    target: str  # `module:function`, (path, out, *, progress) -> Checkpoint, or what else was `tuned`
+    target: str  # `module:function`, (path, out, *, progress, check) -> Checkpoint, or what else was `tuned`
     matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
     options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"; "tuned": may it be beside a model, and no model?
     # `module:function` of one that takes what was "tuned": path -> "tuned prompts" or "an adapter"; None: a model

@@ -36,7 +36,8 @@ def opened(source: Path, out: Path, alone: str | None = None) -> Iterator[Path]:
             _unpack(source, Path(scratch), alone)
             yield Path(scratch)
         except VlmError as error:
-            raise type(error)(str(error).replace(scratch, str(source))) from None
+            error.args = (str(error).replace(scratch, str(source)),)
+            raise
 
 
 def config_of(source: Path) -> dict[str, Any]:

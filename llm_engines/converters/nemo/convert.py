@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_engines.converters.nemo import gpt, ia3, prompts, ptuning, t5
 from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, config_of, distributed, opened, read_config
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.convert.values import invalid_values
@@ -18,10 +18,15 @@ KINDS = {"GPT": gpt, "T5": t5, "T0": t5, "BART": t5}  # by a part of the name of
 
 
 def convert(
-    source: Path, out: Path, *, progress: Progress | None = None, tuned: bool = False
+    source: Path,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    check: Check | None = None,
+    tuned: bool = False,
 ) -> Checkpoint | PromptTables | ia3.AdapterFolder:
     """Converts a .nemo archive or its folder to our checkpoint at `out`, written whole or not at all; where it may be
-    what was `tuned` beside a model, prompts and scales become a folder of theirs.
+    what was `tuned` beside a model, prompts and scales become a folder of theirs. `check`: see write_checkpoint.
 
     Raises CheckpointError for what is missing, damaged, unsafe or does not fit, ConfigError that names every field
     which cannot be honoured.
@@ -41,6 +46,7 @@ def convert(
             generation=tokenizer.ids,
             source=source.resolve().name,
             processor_files=tokenizer.paths,
+            check=check,
             progress=progress,
         )
 
