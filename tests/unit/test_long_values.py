@@ -14,13 +14,16 @@ import pytest
 
 from tests.published_kit import FOLDER
 from tests.unit.test_mutated_folders import places
+from visual_engines.families.image_processors import CLIP
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.generation_config import generation_defaults, standing_alone
 from vlm.artifacts.manifest import Manifest
 from vlm.convert.adapters.peft import read_peft
 from vlm.convert.roles import role_configs
 from vlm.convert.values import invalid_values
-from vlm.errors import VlmError, cut, first_line, listed, shown
+from vlm.errors import ConfigError, EngineError, VlmError, cut, first_line, listed, shown
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.tokenization import Tokenizer
 from vlm.registry.catalogs import match_family
 
 TEXT = "x" * 10**5
@@ -63,6 +66,23 @@ def test_a_configuration(name):
             spec.generation_settings(config, standing_alone(generation_defaults(config)))
 
 
+def test_a_stride_that_leaves_no_cell():
+    """Nothing could be read with it, which torch said of the first image."""
+    config = json.loads((FOLDER / "microsoft__Florence-2-base" / "config.json").read_text())
+    config["vision_config"]["patch_stride"][0] = 2**64
+    with pytest.raises(ConfigError, match=r"patch_stride \(18446744073709551616, 2, 2, 2\), .*: no images have those"):
+        role_configs(match_family(config), config)
+
+
+def test_a_tokenizer_that_reads_nothing(tmp_path):
+    model = {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": TEXT}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer is not None
+    with pytest.raises(EngineError, match=r"reads no text: WordLevel error: Missing .*; fetch it again"):
+        tokenizer.ends  # noqa: B018
+
+
 @pytest.mark.parametrize("value", LONG, ids=lambda value: type(value).__name__)
 def test_files_that_name_what_they_are(value, tmp_path):
     files = {"manifest.json": "format_version", "config.json": "format_version", "adapter_config.json": "peft_type"}
@@ -72,6 +92,15 @@ def test_files_that_name_what_they_are(value, tmp_path):
         with pytest.raises(VlmError) as caught:
             read(tmp_path)
         assert len(str(caught.value)) < MOST + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", LONG, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("key", ["image_mean", "resample", "size", "image_processor_type"])
+def test_settings_of_images(key, value, tmp_path):
+    for whole in (value, [value, 0.5, 0.5]):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({key: whole}))
+        with short_sentence(key):
+            ImageProcessor.from_dir(tmp_path, [CLIP])
 
 
 def test_what_is_shown_of_a_value():

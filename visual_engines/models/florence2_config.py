@@ -11,6 +11,7 @@ from visual_engines.families.florence2_layout import is_remote
 from visual_engines.layers import ACTIVATIONS
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.errors import cut, shown
 
 PUBLISHED_SIZE = (768, 768)  # of images: the processor's, no config.json says it
 # what both read; the class's defaults are base's shapes, Microsoft's are large's
@@ -118,10 +119,15 @@ def _contradictions(config: FlorenceVisionConfig, text_width: int) -> list[str]:
         uneven = [pair for pair in zip(config.embed_dim, counts, strict=True) if pair[0] % pair[1]]
         errors += [f"embed_dim {width} is no multiple of {name} {count}" for width, count in uneven]
     if not 0 < min(config.grids[-1]) <= max(config.grids[-1]) <= config.max_positions:
-        errors.append(f"images of {config.image_size} become {config.grids[-1]} cells, not 1 to {config.max_positions}")
-    if min(config.patch_padding) < 0 or config.window_size > max(config.image_size):
         errors.append(
-            f"patch_padding is {config.patch_padding}, window_size {config.window_size}: no images have those"
+            f"images of {shown(config.image_size)} become {shown(config.grids[-1])} cells, not 1 to"
+            f" {config.max_positions}"
+        )
+    furthest = max(config.window_size, *config.patch_stride, *config.patch_padding)
+    if min(config.patch_padding) < 0 or furthest > max(config.image_size):
+        errors.append(
+            f"patch_padding is {shown(config.patch_padding)}, patch_stride {shown(config.patch_stride)}, window_size"
+            f" {cut(config.window_size)}: no images have those"
         )
     if config.projection_dim != text_width:
         errors.append(f"projection_dim is {config.projection_dim}, the language model's width is {text_width}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from visual_engines.layers import Mlp, PatchEmbed, window_partition, window_reverse
 from vlm.config import VisionConfig
-from vlm.convert.config_reader import ConfigReader
+from vlm.convert.config_reader import ConfigReader, is_size
 from vlm.convert.rules import Drop, Fuse, Rename
 from vlm.errors import shown
 from vlm.layers.context import ModelContext
@@ -88,15 +88,15 @@ def _tuple(value: Any, of: int = 1) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,) * of
 
 
-def _positive(value: Any, kind: Any = int) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 _KINDS = (
-    ("a positive whole number", ("num_channels", "embed_dim", "window_size"), _positive),
-    ("a height and a width", ("image_size", "patch_size"), lambda x: len(x) == 2 and all(map(_positive, x))),
-    ("a positive whole number a stage", ("depths", "num_heads"), lambda x: x and all(map(_positive, x))),
-    ("a positive number", ("mlp_ratio", "layer_norm_eps"), lambda x: _positive(x, int | float)),
+    ("a positive whole number", ("num_channels", "embed_dim", "window_size"), is_size),
+    ("a height and a width", ("image_size", "patch_size"), lambda x: len(x) == 2 and all(map(is_size, x))),
+    ("a positive whole number a stage", ("depths", "num_heads"), lambda x: x and all(map(is_size, x))),
+    ("a positive number", ("mlp_ratio", "layer_norm_eps"), _positive),
     ("true or false", ("qkv_bias",), lambda x: isinstance(x, bool)),
 )
 

@@ -48,7 +48,7 @@ class ConfigReader:
     def size(self, name: str, default: Any = REQUIRED) -> int:
         """Returns a key's value, which must be a whole number above 0 (else 1); absent or null, it has `default`."""
         value = default if self.values.get(name) is None else self.values[name]
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if is_size(value):
             return value
         missing = value is REQUIRED
         self.errors.append(
@@ -61,7 +61,7 @@ class ConfigReader:
         `default`."""
         value = self.values.get(name, default)
         sides: list[Any] = list(value) if isinstance(value, list | tuple) else [value, value]
-        whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        whole = [side for side in sides if is_size(side)]
         if len(sides) == len(whole) == 2:
             return whole[0], whole[1]
         self.errors.append(f"{name} is {shown(value)}, it must be a whole number above 0, or two")
@@ -108,6 +108,11 @@ class ConfigReader:
         """Raises ConfigError with every reason."""
         if self.errors:
             raise ConfigError(f"this {self.what} configuration cannot be run exactly: {listed(self.errors)}.")
+
+
+def is_size(value: Any) -> bool:
+    """Says whether a value may be a size: a whole number above 0, of those that tensors can have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
 
 
 def _other_kind(value: Any, default: Any) -> str | None:

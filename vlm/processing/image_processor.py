@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from vlm.artifacts.files import load_json
-from vlm.errors import EngineError, ImageError, InputError, listed
+from vlm.errors import MOST_FOREIGN, EngineError, ImageError, InputError, cut, listed
 from vlm.executor.memory import is_out_of_memory
 from vlm.limits import MAX_INPUT_SIDE
 from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings
@@ -59,7 +59,7 @@ class ImageProcessor:
         kind = processor_kind(settings) or specs[0].name
         spec = next((spec for spec in specs if spec.name == kind), None)
         if spec is None:
-            raise EngineError(f"{path} asks for {kind}; supported are {listed(spec.name for spec in specs)}.")
+            raise EngineError(f"{path} asks for {cut(kind)}; supported are {listed(spec.name for spec in specs)}.")
         try:
             if large := [name for name, side in spec.sides(settings).items() if side > MAX_INPUT_SIDE]:
                 raise EngineError(
@@ -68,7 +68,7 @@ class ImageProcessor:
                 )
             return cls(spec, settings, path.parent)
         except UNFIT as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+            reason = cut(" ".join(str(error).split()).rstrip("."), MOST_FOREIGN)
             raise EngineError(f"{path} does not fit {kind}: {reason}.") from None
 
     @classmethod

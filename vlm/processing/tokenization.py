@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from vlm.artifacts.files import read_json
 from vlm.artifacts.tokenizer_file import read_tokenizer
-from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
+from vlm.errors import EngineError, InputError, LengthError, VlmWarning, first_line, listed, shown
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.clean_up import clean_up, is_asked_for
 from vlm.processing.token_bounds import TokenBound
@@ -166,7 +166,9 @@ class Tokenizer:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the library is no Exception, its errors are bare ones
-            raise InputError(f"the model's tokenizer cannot read {text[:20]!r}…: {error}; change the text.") from None
+            raise InputError(
+                f"the model's tokenizer cannot read {text[:20]!r}…: {first_line(error)}; change the text."
+            ) from None
 
     def _encoded(self, text: str) -> Any:
         if len(text) < LONG:
@@ -291,7 +293,10 @@ class Tokenizer:
     @functools.cached_property
     def ends(self) -> tuple[list[int], list[int]]:
         """Returns the special tokens that go before and after a text."""
-        whole = self._fast.encode("a")
+        try:
+            whole = self._fast.encode("a")
+        except Exception as error:  # the library's are bare ones
+            raise EngineError(f"the model's tokenizer reads no text: {first_line(error)}; fetch it again.") from None
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
         last = len(whole.ids) - whole.special_tokens_mask[::-1].index(0) if first < len(whole.ids) else first
         return whole.ids[:first], whole.ids[last:]
@@ -322,5 +327,5 @@ def _content(token: Any) -> str:
     """Returns the text of a special token as settings write it: a text, or a mapping with one."""
     text = (token.get("content") if isinstance(token, dict) else token) or ""
     if not isinstance(text, str):
-        raise TypeError(f"a token is a text, not {text!r}")
+        raise TypeError(f"a token is a text, not {shown(text)}")
     return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from vlm.config import Config
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, cut
 from vlm.limits import MAX_LAYERS
 from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.page_steps import PageSteps
@@ -44,8 +44,9 @@ class ModelSpec(Generic[C]):
         from vlm.registry.skip_init import skeleton
 
         if (layers := config.depth_in_all) > MAX_LAYERS:
+            number = cut(f"{layers:,}")
             raise ConfigError(
-                f"the {self.name} network would have {layers:,} layers, the limit is {MAX_LAYERS:,}; its config.json is"
+                f"the {self.name} network would have {number} layers, the limit is {MAX_LAYERS:,}; its config.json is"
                 " not the one that it was published with: fetch it again."
             )
         context = context or ModelContext()
