@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from vlm.errors import ConfigError, listed, shown
+from vlm.errors import NAME_A_PLACE, ConfigError, listed, shown
 from vlm.options import errors_of, option, to_tuples
 from vlm.packaged import adapter_folder, is_adapter_name
 from vlm.ranges import OfType, Range, at_least, one_of
@@ -390,6 +390,8 @@ class RuntimeConfig(Config):
         errors = _errors_of(self)
         if self.devices is not None and self.device != type(self).device:
             errors["devices"] = "device and devices are both given, leave one of the two out"
+        if self.prompt_table == "":
+            errors["prompt_table"] = f"prompt_table is empty, {NAME_A_PLACE}"
         if "lora" not in errors and (wrong := _adapter_errors(self.lora)):
             errors["lora"] = "; ".join(wrong)
         _check(errors, "device")

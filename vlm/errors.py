@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+NAME_A_PLACE = "name a file or a folder (. is this one)"  # in place of an empty path
 MOST_LISTED = 500  # characters of what a list names: of a path, a layer, a reason
 MOST_FOREIGN = 300  # characters of another library's sentence, which may hold a whole file's value
 

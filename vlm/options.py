@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any
 
-from vlm.errors import InputError
+from vlm.errors import InputError, cut, shown
 from vlm.ranges import Allowed, OfType, Range
 
 KEY = "option"  # in a field's metadata
@@ -119,7 +119,7 @@ def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iter
             continue
         if error := allowed.error(value):
             label = flag_of(type(config), name) if flags else name
-            yield name, f"{label} is {repr(value) if isinstance(value, str) else value}{separator} {error}"
+            yield name, f"{label} is {shown(value) if isinstance(value, str) else cut(value)}{separator} {error}"
 
 
 def check_limits(config: Any, *, flags: bool = False) -> None:
@@ -133,7 +133,7 @@ def check_values(config: type, values: Mapping[str, Any]) -> None:
     options."""
     for name, _, allowed in _limited(config):
         if name in values and (error := allowed.error(values[name])):
-            raise InputError(f"{name} is {_short(values[name])}; {error}.", settings=(name,))
+            raise InputError(f"{name} is {shown(values[name])}; {error}.", settings=(name,))
 
 
 def check_types(config: type, values: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ def check_types(config: type, values: Mapping[str, Any]) -> None:
     types = _types(config)
     for name, value in values.items():
         if error := types[name].error(value):
-            raise InputError(f"{name} is {_short(value)}; {error}.", settings=(name,))
+            raise InputError(f"{name} is {shown(value)}; {error}.", settings=(name,))
 
 
 def converted(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def converted(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = (options[name].convert or to_tuples)(value)
         except (ArithmeticError, AttributeError, TypeError, ValueError):
             must = f"it must be {_types(config)[name]}"
-            raise InputError(f"{name} is {_short(value)}; {must}.", settings=(name,)) from None
+            raise InputError(f"{name} is {shown(value)}; {must}.", settings=(name,)) from None
     check_types(config, found)
     return found
 
@@ -162,10 +162,6 @@ def converted(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def to_tuples(value: Any) -> Any:
     """Returns lists as tuples, at every depth."""
     return tuple(to_tuples(part) for part in value) if isinstance(value, list | tuple) else value
-
-
-def _short(value: Any) -> str:
-    return text if len(text := repr(value)) <= 60 else f"{text[:60]}…"
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from vlm.backends.devices import devices_of
 from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import InputError, VlmError, listed
+from vlm.errors import NAME_A_PLACE, InputError, VlmError, listed
 from vlm.options import option, options_of
 from vlm_app.core import garbage
 
@@ -66,6 +66,8 @@ class LoadOptions:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LoadOptions:
         """Raises ConfigError for a value that no engine has, InputError for adapters that are named in two ways."""
+        if "" in values.get("lora_dir", ()):
+            raise InputError(f"lora_dir is empty; {NAME_A_PLACE}.", settings=("lora_dir",))
         if (adapters := AdapterFolders(values.get("lora_dir", ())).named) and "lora" in values:
             raise InputError("adapters are given by --lora and by --lora-dir; give all of them by one of these.")
         values = {**values, "lora": adapters} if adapters else values

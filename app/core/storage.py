@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from vlm.errors import DocumentError, InputError, VlmError
+from vlm.errors import NAME_A_PLACE, DocumentError, InputError, VlmError
 from vlm_app.core.names import as_text, is_utf8, percent_encoded
 
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
@@ -32,7 +32,7 @@ def location(address: str | Path) -> Path:
     """Returns a path, or for a URL an object that acts as one; InputError where it cannot be reached, and for an empty
     path, such as a shell's variable that is not set."""
     if address == "":
-        raise InputError("a path is empty; name a file or a folder (. is this one).")
+        raise InputError(f"a path is empty; {NAME_A_PLACE}.")
     if isinstance(address, Path) or "://" not in str(address):
         return Path(address)
     try:

@@ -294,6 +294,33 @@ def test_options_may_be_written_with_underscores(cli, loads):
     assert not loads
 
 
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("convert mini-t5 -o <>", "--out"),  # which replaced the folder that it ran in
+        ("convert mini-t5 --out=", "--out"),
+        ("convert mini-t5 -o q --merge-lora <>", "--merge-lora"),
+        ("build mini-t5 --out <>", "--out"),
+        ("export-triton mini-t5 -o <>", "--out"),
+        ("quantize mini-t5 -o q --format gptq --calibrate <>", "--calibrate"),
+        ("quantize mini-t5 -o q --report <>", "--report"),
+        ("run --model mini-t5 --input-ids <>", "--input-ids"),
+        ("run --model mini-t5 --text a --prompt-table <>", "--prompt-table"),
+        ("translate --model mini-t5 --file a.txt --file <>", "--file"),
+        ("serve mini-t5 --prompt-table <>", "--prompt-table"),
+        ("serve mini-t5 --lora-dir <>", "--lora-dir"),
+        ("eval texts --model mini-t5 <>", "DATA"),
+        ("bench table <>", "RESULTS"),
+    ],
+)
+def test_a_path_that_is_empty_is_not_the_folder_that_a_verb_runs_in(cli, line, label, tmp_path):
+    before = set(tmp_path.iterdir())
+    code, _, err = cli(*(word.replace("<>", "") for word in line.split()))
+    said = one_sentence(err).replace(",", ";")
+    assert code == 2 and said == f"vlm: {label} is empty; name a file or a folder (. is this one)."
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_unknown_model(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (["inspect", "nothing"], ["convert", "nothing", "-o", "x"], ["build", "nothing", "-o", "x"]):

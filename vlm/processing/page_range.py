@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm.errors import DocumentError, counted
-
-MOST_SHOWN = 60  # characters of a page range in an error
+from vlm.errors import DocumentError, counted, cut, shown
 
 
 def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[int]:
@@ -17,7 +15,7 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
         match = re.fullmatch(r"\s*(\d{1,18})\s*(?:(-)\s*(\d{0,18})\s*)?", part)
         if not match:
             raise DocumentError(
-                f"the page range {_shown(pages)!r} is not understood; write 1-4,7 or 5- for all from the fifth."
+                f"the page range {shown(pages)} is not understood; write 1-4,7 or 5- for all from the fifth."
             )
         first = int(match[1])
         last = first if not match[2] else int(match[3]) if match[3] else max(first, num_pages)
@@ -32,9 +30,6 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
 def _outside(pages: str, num_pages: int, name: str) -> DocumentError:
     known = "1 alone" if num_pages == 1 else f"some of 1 to {num_pages:,}"
     return DocumentError(
-        f"pages {_shown(pages)} were asked for, {name} has {counted(num_pages, 'page')}; give {known}.", "page range"
+        f"pages {cut(pages)} were asked for, {name} has {counted(num_pages, 'page')}; give {known}.",
+        "page range",
     )
-
-
-def _shown(pages: str) -> str:
-    return pages if len(pages) <= MOST_SHOWN else f"{pages[:MOST_SHOWN]}…"

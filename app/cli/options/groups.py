@@ -17,6 +17,7 @@ from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.cli.options.empty_paths import check_paths
 from vlm_app.cli.options.model_place import saying_where_models_stand
 from vlm_app.cli.options.other_names import with_known_names
 from vlm_app.cli.options.several import with_each_flag
@@ -135,8 +136,11 @@ class GroupedCommand(TyperCommand):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         metavars = {flag: parameter.metavar for parameter in self.params for flag in parameter.opts}
         flags = {*metavars, *(flag for parameter in self.params for flag in parameter.secondary_opts)}
+        words = with_each_flag(with_known_names(args, flags), metavars)
         with saying_where_models_stand(ctx):
-            return super().parse_args(ctx, with_each_flag(with_known_names(args, flags), metavars))
+            rest = super().parse_args(ctx, [*words])
+        check_paths(ctx, words)
+        return rest
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:
         titles: dict[str, list[tuple[str, str]]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from vlm.artifacts.files import open_regular
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, cut, listed
 from vlm_app.ocr.checks.baseline_check import BaselineCheck
 from vlm_app.ocr.checks.check import Check
 from vlm_app.ocr.checks.markup_checks import FootnoteCheck, FormatCheck, MathCheck
@@ -123,8 +123,7 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    return cut(json.dumps(value, ensure_ascii=False))
 
 
 def _check_path(pdf: str) -> None:

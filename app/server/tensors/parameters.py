@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, listed, shown
 from vlm_app.server.tensors.aliases import by_own_names, nearest
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS
@@ -45,11 +45,11 @@ def check(parameters: dict[str, Any]) -> Parameters:
         raise InputError(f"the parameter {listed(unknown)} is unknown here{near}; allowed are {allowed}.")
     for name in SWITCHES:
         if not isinstance(parameters.get(name, False), bool):
-            raise InputError(f"the parameter {name} is {_short(parameters[name])}; it must be true or false.")
+            raise InputError(f"the parameter {name} is {shown(parameters[name])}; it must be true or false.")
     _check_sequence(parameters)
     if (priority := parameters.get("priority", 0)) != 0 or isinstance(priority, bool):
         raise InputError(
-            f"the parameter priority is {_short(priority)}; requests are served as they come: leave it at 0."
+            f"the parameter priority is {shown(priority)}; requests are served as they come: leave it at 0."
         )
     options = {name: value for name, value in parameters.items() if name in (*SCALARS, *WORDS_IN)}
     return Parameters(_timeout(parameters.get("timeout", 0)), parameters.get(EMPTY_FINAL, False), options)
@@ -98,9 +98,7 @@ def _check_sequence(parameters: dict[str, Any]) -> None:
 
 def _timeout(value: Any) -> float | None:
     if type(value) is not int or not 0 <= value <= LONGEST:
-        raise InputError(
-            f"the parameter timeout is {_short(value)}; it must be microseconds, a whole number from 0 on."
-        )
+        raise InputError(f"the parameter timeout is {shown(value)}; it must be microseconds, a whole number from 0 on.")
     return value / 1e6 or None
 
 
@@ -113,14 +111,14 @@ def _check_tensor(where: str, entry: dict[str, Any], names: tuple[str, ...]) -> 
     if parameters.get("classification", 0) != 0:
         raise InputError(f"{where} asks for classification; these models give no classes.")
     if not isinstance(parameters.get("binary_data", False), bool):
-        raise InputError(f"{where} has binary_data {_short(parameters['binary_data'])}; it must be true or false.")
+        raise InputError(f"{where} has binary_data {shown(parameters['binary_data'])}; it must be true or false.")
 
 
 def _without_content_type(where: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Returns parameters without the one that MLServer's codecs add. Raises InputError where it asks for another
     reading of the values (`base64`, `pd`)."""
     if (kind := parameters.get(CONTENT_TYPE, CONTENT_TYPES[0])) not in CONTENT_TYPES:
-        raise InputError(f"{where} has content_type {_short(kind)}; allowed are {listed(CONTENT_TYPES)}: leave it out.")
+        raise InputError(f"{where} has content_type {shown(kind)}; allowed are {listed(CONTENT_TYPES)}: leave it out.")
     return {name: value for name, value in parameters.items() if name != CONTENT_TYPE}
 
 
@@ -132,20 +130,16 @@ def _filled(name: str, value: Any, batch: int) -> np.ndarray:
     kind = SCALARS[name]
     types = {"BOOL": (bool,), "FP32": (int, float)}.get(kind, (int,))
     if not isinstance(value, types) or (kind != "BOOL" and isinstance(value, bool)):
-        raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.")
+        raise InputError(f"the parameter {name} is {shown(value)}; it must be {kind}.")
     try:
         with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
             return np.full((batch, 1), value, DTYPES[kind])
     except OverflowError:
-        raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.") from None
+        raise InputError(f"the parameter {name} is {shown(value)}; it must be {kind}.") from None
 
 
 def _text_of(name: str, value: Any) -> bytes:
     if not isinstance(value, str):
         kinds = "a text or a number" if name == TASK_NAME.name else "a text"
-        raise InputError(f"the parameter {name} is {_short(value)}; it must be {kinds}.")
+        raise InputError(f"the parameter {name} is {shown(value)}; it must be {kinds}.")
     return value.encode("utf-8", "replace")
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:40]
