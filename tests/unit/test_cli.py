@@ -309,6 +309,7 @@ def test_options_may_be_written_with_underscores(cli, loads):
         ("translate --model mini-t5 --file a.txt --file <>", "--file"),
         ("serve mini-t5 --prompt-table <>", "--prompt-table"),
         ("serve mini-t5 --lora-dir <>", "--lora-dir"),
+        ("serve mini-t5 --lora-dir a <>", "--lora-dir"),
         ("eval texts --model mini-t5 <>", "DATA"),
         ("bench table <>", "RESULTS"),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 # by what the help calls the values of such an option: what further ones look like
 FURTHER = {
-    "FOLDER...": re.compile(r"(?!-).+"),
+    "FOLDER...": re.compile(r"(?!-).*"),
     "NUMBER...": re.compile(r"-?\d+(,-?\d+)*"),
     "TASK...": re.compile(r"-?\d+(,-?\d+)*"),  # a name may be a text
     "NAME:MS...": re.compile(r"\w+:.*"),
