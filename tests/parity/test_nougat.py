@@ -10,6 +10,7 @@ from tests.engines import engine_dir, pipeline
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm.errors import VlmWarning
 from vlm.requests.image import Image
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -123,7 +124,7 @@ def test_generation_settings_that_are_not_applied_are_said(tmp_path, recwarn):
     assert not [w for w in recwarn if "not applied" in str(w.message)]
     own = model.generation_config
     own.suppress_tokens, own.do_sample, own.num_beams, own.guidance_scale, own.max_time = [5], True, 2, 1.5, 9.0
-    with pytest.warns(UserWarning, match=r"max_time 9.0, guidance_scale 1.5, do_sample True of beams are not applied"):
+    with pytest.warns(VlmWarning, match=r"max_time 9.0, guidance_scale 1.5, do_sample True of beams are not applied"):
         pipeline(model, tmp_path / "other")
 
 

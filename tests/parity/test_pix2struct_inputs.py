@@ -18,7 +18,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
-from vlm.errors import EngineError, InputError
+from vlm.errors import EngineError, InputError, VlmWarning
 from vlm.limits import MAX_QUESTION_CHARACTERS
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
@@ -197,7 +197,7 @@ def no_font(monkeypatch):
 def test_fonts(tmp_path, no_font, monkeypatch):
     """The folder's is first; damaged ones are passed over; Pillow's own is told."""
     (tmp_path / "Broken.TTF").write_bytes(b"no font")
-    with pytest.warns(UserWarning, match="the published models saw Arial"):
+    with pytest.warns(VlmWarning, match="the published models saw Arial"):
         assert question_header.font(tmp_path).getname() == ("Aileron", "Regular")
     (tmp_path / "Own.ttf").write_bytes(kit.font_bytes())
     question_header.font.cache_clear()

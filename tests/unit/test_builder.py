@@ -102,6 +102,15 @@ def test_configurations_that_cannot_be_run(tmp_path, change, reason):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("content", ["{}", "no JSON"])
+def test_a_damaged_tokenizer_is_told_before_an_engine_is_made_that_cannot_be_loaded(tmp_path, content):
+    folder = write_hf(tmp_path / "hf")
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"hf/tokenizer\.json is not a readable tokenizer: .*; fetch it again\.$"):
+        convert_folder(folder, tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
 def test_the_source_is_never_overwritten(tmp_path):
     source = write_hf(tmp_path / "hf")
     before = contents(source)

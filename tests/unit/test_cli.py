@@ -347,6 +347,11 @@ def test_errors_become_sentences(cli, monkeypatch):
     assert cli("run", "--image", "a.png") == (130, "", "vlm: interrupted.\n")
 
 
+def test_a_name_that_no_file_can_have_is_that_of_no_model(cli):
+    code, _, err = cli("inspect", "x" * 5000)
+    assert code == 2 and "does not exist; give a packaged name" in one_sentence(err)
+
+
 def test_debug_shows_the_traceback(monkeypatch, images):
     _failing(monkeypatch, OutOfMemoryError("too large."))
     monkeypatch.setenv("VLM_DEBUG", "")
@@ -416,7 +421,10 @@ def test_build_mistakes(cli, hf, tmp_path):
         (["mini-t5", "--initializer-range", "0.1"], "--initializer-range is of random weights"),
         (["--random-weights", "--arch", "toy-base", "--initializer-range", "0"], "it must be above 0"),
         (["--random-weights", "--arch", "toy-base", "--initializer-range", "inf"], "is inf; it must be above 0"),
-        (["--random-weights", "--arch", "toy-huge"], "architecture 'toy-huge' is unknown; known are toy-base"),
+        (
+            ["--random-weights", "--arch", "toy-huge"],
+            "architecture 'toy-huge' is unknown; give a Hugging Face config.json, or one",
+        ),
         (["--random-weights", "--arch", "none.json"], "does not exist"),
         ([hf, "--dtype", "int3"], "dtype is 'int3', allowed are"),
         ([hf, "--backend", "abacus"], "--backend is 'abacus'"),

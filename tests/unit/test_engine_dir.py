@@ -90,13 +90,13 @@ def test_an_edited_file_is_found_by_pieces_and_as_a_whole(tmp_path, monkeypatch,
 
 def test_missing_longer_and_added_are_told_at_once(engine):
     (engine.path / WEIGHTS).unlink()
-    edit(engine.path / "processor/tokenizer.json", b"{      }")
+    edit(engine.path / "processor/tokenizer.json", bytes(800))
     (engine.path / "processor/added_tokens.json").write_text("{}")
     (engine.path / ".DS_Store").write_text("")
     (engine.path / "processor/.nfs0001").write_text("")
     with pytest.raises(EngineError) as caught:
         EngineDir.open(engine.path)
-    for reason in (f"{WEIGHTS} is missing", "tokenizer.json was edited (8 bytes", "added_tokens.json was added"):
+    for reason in (f"{WEIGHTS} is missing", "tokenizer.json was edited (800 bytes", "added_tokens.json was added"):
         assert reason in str(caught.value)
     assert "DS_Store" not in str(caught.value) and "nfs" not in str(caught.value)
 

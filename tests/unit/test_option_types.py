@@ -63,6 +63,16 @@ def test_a_models_own_settings_are_named_as_such():
         sampling_params({}, {"do_sample": True, "top_k": "many"}, loop_detection=False)
 
 
+@pytest.mark.parametrize("own", [{"temperature": -3}, {"top_p": 7}])
+def test_what_a_model_draws_with_is_its_own_setting_unless_a_request_says_it(own):
+    [(name, value)], generation = own.items(), {"do_sample": True, **own}
+    with pytest.raises(InputError, match=rf"^the model's own generation settings cannot be used: {name} is {value}"):
+        sampling_params({}, generation, loop_detection=False)
+    with pytest.raises(InputError, match=f"^{name} is {value}"):
+        sampling_params(own, generation, loop_detection=False)
+    assert sampling_params({"do_sample": False}, generation, loop_detection=False).temperature == 0
+
+
 @pytest.mark.parametrize(("key", "value"), [("max_new_tokens", 0), ("max_length", -1), ("num_beams", 0)])
 def test_a_models_own_settings_that_nothing_can_come_of(key, value):
     """A request would wait for ever for no tokens."""

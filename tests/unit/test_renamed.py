@@ -32,7 +32,7 @@ PAGE = Path(vlm_app.__file__).parent / "demo" / "examples" / "page.png"
 
 @pytest.mark.parametrize(("given", "says"), [
     (("--devices", "gpu"), "--devices names 'gpu'"), (("--devices", "cpu,gpu"), "--devices names 'gpu'"),
-    (("--device", "gpu"), "--device is 'gpu'"),
+    (("--device", "gpu"), "--device is 'gpu'"), (("--device", "cpu:3"), "--device is 'cpu:3'"),
 ])  # fmt: skip
 @pytest.mark.parametrize("line", [
     ("ocr", PAGE, "-o", "out"), ("estimate", PAGE), ("run", "--image", PAGE), ("generate", "a", "--model", "mini-t5"),

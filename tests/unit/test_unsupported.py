@@ -23,7 +23,7 @@ FOLDERS = {
              r"is a PEFT adapter \(LORA\) of gpt2, not a whole model; give --model gpt2 --lora NAME=.*"
              r"or build what vlm convert gpt2 -o OUT --merge-lora .* writes"),
     "ia3 without a base": ({"adapter_config.json": {"peft_type": "IA3", "base_model_name_or_path": None}},
-                           r"is a PEFT adapter \(IA3\), not a whole model; give --model its base model --lora NAME="),
+                           r"is a PEFT adapter \(IA3\), not a whole model; give --model MODEL --lora NAME=.* MODEL is"),
     "loha": ({"adapter_config.json": LORA | {"peft_type": "LOHA"}},
              r"is a PEFT adapter \(LOHA\) of gpt2, not a whole model; merge it.*where model is gpt2"),
     "llava's lora": ({"adapter_config.json": LORA, "non_lora_trainables.bin": W, "config.json": LLAMA},

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from vlm.errors import VlmWarning
 from vlm.limits import MAX_PADDED_PIXELS
 
 COLUMNS, SIZE, PADDING = 80, 36, 5  # letters of a line; pixels
@@ -60,6 +61,7 @@ def font(folder: Path | None) -> Font:
     warnings.warn(
         "questions are drawn in Pillow's own font, but the published models saw Arial, and may read it less well;"
         " put Arial.ttf or LiberationSans-Regular.ttf into the model's folder, or install the Liberation fonts.",
+        VlmWarning,
         stacklevel=2,
     )
     return ImageFont.load_default(SIZE)

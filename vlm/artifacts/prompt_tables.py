@@ -7,6 +7,7 @@ tasks.json  0.npy  1.npy  …
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def write_tables(out: Path, base: str, prompts: Iterable[TunedPrompt]) -> Prompt
 
 def is_tables(path: Path) -> bool:
     """Says whether a folder is one that `write_tables` writes."""
-    return path.is_dir() and (path / TASKS).is_file()
+    return os.path.isfile(path / TASKS)  # of os.path, which raises for no name, however long
 
 
 def _named(folder: Path) -> Iterable[TunedPrompt]:

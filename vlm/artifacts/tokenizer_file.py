@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from vlm.artifacts.files import load_json
-from vlm.errors import VlmError
+from vlm.errors import VlmError, cut, first_line
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TEXT_GROWTH, MAX_TOKENIZER_BYTES, MAX_WORD_CHARACTERS
 
 
@@ -27,8 +27,8 @@ def read_tokenizer(path: Path, error: type[VlmError]) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as reason:  # the library raises bare Exception, and a panic of it is not even one
-        message = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise error(f"{path} is not a readable tokenizer: {message.splitlines()[0].rstrip('.')[:200]}.") from None
+        message = getattr(reason, "strerror", None) or first_line(reason)
+        raise error(f"{path} is not a readable tokenizer: {cut(message, 200)}; fetch it again.") from None
 
 
 def _loaded(fields: Any) -> Tokenizer:

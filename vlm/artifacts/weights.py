@@ -79,7 +79,7 @@ def _open(path: Path, device: Any, error: type[VlmError]) -> Any:
         open_regular(path).close()  # the library would wait for a pipe
         return safe_open(path, framework="pt", device=str(device))
     except FileNotFoundError:
-        raise error(f"{path} is missing.") from None
+        raise error(f"{path} is missing; fetch or convert it again.") from None
     except (SafetensorError, OSError) as reason:
         if isinstance(reason, OSError) and reason.strerror:
             raise error(f"{path} cannot be read: {reason.strerror}.") from None

@@ -30,7 +30,8 @@ def _named(name: str, setting: str) -> torch.device:
     import torch
 
     with contextlib.suppress(RuntimeError):
-        if (device := torch.device(name)).type in ("cpu", "cuda"):
+        device = torch.device(name)
+        if device.type == "cuda" or name == "cpu":
             return device
     has = "names" if setting == "devices" else "is"
     raise InputError(f"{setting} {has} {name!r}; allowed are auto, cpu, cuda and cuda:N.", settings=(setting,))

@@ -67,9 +67,7 @@ def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str 
     absent = [token for token in named_tokens(folder, own) if token != known.get(token["content"])]
     if len(absent) > MAX_ADDED_TOKENS:
         raise CheckpointError(f"{folder} adds {len(absent):,} tokens, the limit is {MAX_ADDED_TOKENS:,}.")
-    tokenizer = read_tokenizer(path, CheckpointError) if absent or tokens else None
-    if tokenizer is None:
-        return None
+    tokenizer = read_tokenizer(path, CheckpointError)
     try:
         tokenizer.add_tokens([AddedToken(**token) for token in absent])
     except UnicodeEncodeError:

@@ -18,7 +18,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vlm.errors import EngineError, InputError
+from vlm.errors import EngineError, InputError, first_line
 
 MAX_NUMBER = 100_000  # that a function or filter is given, as jinja's sandbox has it for ranges
 MAX_LOOPS = 1_000_000  # numbers of all ranges of a rendering
@@ -187,4 +187,4 @@ def _compiled(template: str) -> Any:
 
 
 def _damaged(error: BaseException) -> EngineError:
-    return EngineError(f"the model's chat template is damaged: {str(error) or type(error).__name__}.")
+    return EngineError(f"the model's chat template is damaged: {first_line(error)}; fetch the model again.")

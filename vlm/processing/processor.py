@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.config import ModelConfig, VisionConfig
-from vlm.errors import InputError
+from vlm.errors import InputError, VlmWarning
 from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.input_context import InputContext
@@ -83,6 +83,7 @@ class Processor:
             warnings.warn(
                 f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
+                VlmWarning,
                 stacklevel=5,
             )
         images, prompts = ImageInputs(family.name, configs.visual, image_processor), None

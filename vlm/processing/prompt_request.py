@@ -26,7 +26,7 @@ def prompt_request(
     table = fields.table
     ids = context.prompt_ids(fields) or (None if in_words is None else [*context.rows_of(table), *in_words])
     if not ids:
-        raise InputError("there is no prompt: give prompt=, messages= or token ids.")
+        raise InputError("there is no prompt: give a prompt, messages or token ids.")
     shared: dict[str, Any] = {"params": params, "stops": stops, "images": prompt.images, "prompt_table": table}
     if not context.has_encoder:
         return Request(tuple(ids), **shared)

@@ -108,5 +108,6 @@ def architecture(name: str) -> tuple[FamilySpec, dict[str, Any]]:
     """Returns family and Hugging Face config of a published shape (`nougat-base`). ConfigError for an unknown one."""
     specs = {arch: spec for spec in families().values() for arch in spec.architectures}
     if name not in specs:
-        raise ConfigError(f"architecture {name!r} is unknown; known are {listed(sorted(specs), 40)}.")
+        names = listed(sorted(specs), 40)
+        raise ConfigError(f"architecture {shown(name)} is unknown; give a Hugging Face config.json, or one of {names}.")
     return specs[name], specs[name].architectures[name]()

@@ -83,10 +83,10 @@ def _adapter(model: ModelFiles) -> str:
     if kind in NOT_SERVED:
         return f"{what}, and {NOT_SERVED[kind]} are not served; give --model {base or 'its base model'} alone"
     if kind in LOADED:
-        own = base or "its base model"
+        own = base or "MODEL"
         return (
             f"{what}; give --model {own} --lora NAME={model.name}, or build what vlm convert {own} -o OUT"
-            f" --merge-lora {model.name} writes"
+            f" --merge-lora {model.name} writes{'' if base else ', where MODEL is the one that it was trained on'}"
         )
     return (
         f"{what}; merge it in Python with PeftModel.from_pretrained(model, {model.name!r}).merge_and_unload() and"

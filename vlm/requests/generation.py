@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from vlm.errors import InputError, listed, meant
+from vlm.errors import InputError, VlmWarning, listed, meant
 from vlm.options import check_values, converted, options_of
 from vlm.requests.sampling_params import SamplingParams
 
@@ -66,9 +66,14 @@ def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
         if not drawn:
             check_values(SamplingParams, found)
     except InputError as error:
-        reason = functools.reduce(lambda text, name: text.replace(name, keys[name]), error.settings, str(error))
-        raise InputError(f"the model's own generation settings cannot be used: {reason}") from None
+        raise _of_model(error, keys) from None
     return found
+
+
+def _of_model(error: InputError, keys: Mapping[str, str]) -> InputError:
+    """Returns an error of settings that the model has itself, by their names there."""
+    reason = functools.reduce(lambda text, name: text.replace(name, keys[name]), error.settings, str(error))
+    return InputError(f"the model's own generation settings cannot be used: {reason}")
 
 
 def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
@@ -102,7 +107,13 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
         values["temperature"] = 0.0
     if values.get("loop_detection") is None:
         values["loop_detection"] = loop_detection and values.get("num_beams", 1) == 1
-    return SamplingParams(**values)
+    try:
+        return SamplingParams(**values)
+    except InputError as error:
+        keys = {name: key for drawn in (True, False) for name, key in model_keys(drawn).items() if name not in settings}
+        if not error.settings or not keys.keys() >= set(error.settings):
+            raise
+        raise _of_model(error, keys) from None
 
 
 def without_effect(request: Mapping[str, Any], generation: dict[str, Any]) -> dict[str, list[str]]:
@@ -184,5 +195,6 @@ def warn_of_what_is_not_applied(name: str, generation: dict[str, Any]) -> None:
         warnings.warn(
             f"{name}: the model's generation settings {listed(settings)} are not applied; decoding is as its options"
             " say.",
+            VlmWarning,
             stacklevel=4,
         )
