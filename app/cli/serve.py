@@ -58,9 +58,10 @@ def serve(
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
     """
-    names = dict(_named(model) for model in models or ())
-    if len(names) < len(models or ()):
-        raise InputError("two models have one name; give them as NAME=MODEL.")
+    named = [_named(model) for model in models or ()]
+    names = dict(named)
+    if again := [name for name, _ in named if [other for other, _ in named].count(name) > 1]:
+        raise InputError(f"two models are called {again[0]}; give each a name of its own: NAME=MODEL.")
     if not names and not model_repository:
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
     _check_adapters(names, model_repository or [], options)

@@ -261,6 +261,18 @@ def test_a_verb_whose_model_is_an_option_says_so(cli, line):
     assert last.endswith(f" {' '.join(line)} --model MODEL.")
 
 
+@pytest.mark.parametrize("words", [("--image", "a.png", "b.png"), ("--text", "two", "words")])
+def test_several_words_behind_one_flag_are_not_taken_for_a_model(cli, words):
+    code, _, err = cli("run", "--model", "mini-t5", *words)
+    says = "; write the flag before each value, and words that belong together in quotation marks."
+    assert code == 2 and err.strip().endswith(f"({words[-1]}){says}")
+
+
+def test_two_models_of_one_name_are_told_by_it(cli):
+    code, _, err = cli("serve", "a=mini-t5", "a=mini-nougat")
+    assert code == 2 and one_sentence(err) == "vlm: two models are called a; give each a name of its own: NAME=MODEL."
+
+
 def test_other_unknown_options_are_told_as_before(cli):
     assert "No such option: --hots (Possible options: --host" in cli("serve", "--hots", "x")[2]
     assert "give the model" not in cli("bench", "table", "--model", "x")[2]

@@ -66,6 +66,18 @@ def test_a_configuration(name):
             spec.generation_settings(config, standing_alone(generation_defaults(config)))
 
 
+@pytest.mark.parametrize(("name", "key"), [
+    ("Qwen__Qwen2.5-VL-3B-Instruct", "image_token_id"), ("Salesforce__blip2-flan-t5-xl", "image_token_index"),
+    ("google__t5gemma-2-270m-270m", "image_token_index"), ("ibm-granite__granite-docling-258M", "image_token_id"),
+    ("lightonai__LightOnOCR-2-1B__Moobbot", "image_token_id"), ("llava-hf__llava-1.5-7b-hf", "image_token_index"),
+])  # fmt: skip
+def test_a_token_of_images_that_no_vocabulary_has(name, key):
+    """Of some models it was told of the first image, by an internal error."""
+    config = json.loads((FOLDER / name / "config.json").read_text())
+    with pytest.raises(ConfigError, match=rf"{key} is '?1099511627776'?[,;] it must be a token's id"):
+        role_configs(match_family(config), config | {key: 2**40})
+
+
 def test_a_stride_that_leaves_no_cell():
     """Nothing could be read with it, which torch said of the first image."""
     config = json.loads((FOLDER / "microsoft__Florence-2-base" / "config.json").read_text())

@@ -56,6 +56,7 @@ def parse(hf: dict[str, Any]) -> Idefics3VisionConfig:
         fields.errors.append(
             f"tiles have {rows} × {columns} patches, of which squares of scale_factor {scale} to a side leave some over"
         )
+    image_token_id = fields.token_id("image_token_id", 128257)
     fields.raise_errors()
     side = tower.image_size[0]
     return Idefics3VisionConfig(
@@ -65,7 +66,7 @@ def parse(hf: dict[str, Any]) -> Idefics3VisionConfig:
         tower=tower,
         scale_factor=scale,
         text_width=text.get("hidden_size", 4096),
-        image_token_id=fields.token_id("image_token_id", 128257),
+        image_token_id=image_token_id,
     )
 
 

@@ -56,6 +56,8 @@ def parse(hf: dict[str, Any]) -> T5Gemma2VisionConfig:
     side = math.isqrt(rows)
     if side**2 != rows or tower.grid[0] != tower.grid[1] or tower.grid[0] // max(tower.grid[0] // side, 1) != side:
         fields.errors.append(f"mm_tokens_per_image is {rows}, which no squares of {tower.grid} patches make")
+    image_token_id = whole.token_id("image_token_index", 256001)
+    fields.errors += whole.errors
     fields.raise_errors()
     return T5Gemma2VisionConfig(
         image_size=tower.image_size,
@@ -63,7 +65,7 @@ def parse(hf: dict[str, Any]) -> T5Gemma2VisionConfig:
         tower=tower,
         text_width=ConfigReader(encoder.get("text_config") or {}, "T5Gemma 2 encoder").size("hidden_size", 2304),
         side=side,
-        image_token_id=whole.token_id("image_token_index", 256001),
+        image_token_id=image_token_id,
     )
 
 

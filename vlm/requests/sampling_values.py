@@ -40,7 +40,9 @@ def read_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
         pairs = [part.split("=") for part in text.split(",")]
         return tuple((int(token), float(value)) for token, value in pairs)
     except ValueError:
-        raise InputError(f"logit_bias is {text!r}; write token ids and what is added to them, say 13=-100.") from None
+        raise InputError(
+            f"logit_bias is {text!r}; write token ids and what is added to them, say 13=-100.", settings=("logit_bias",)
+        ) from None
 
 
 # --- forms that callers give ---

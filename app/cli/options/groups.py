@@ -137,7 +137,7 @@ class GroupedCommand(TyperCommand):
         metavars = {flag: parameter.metavar for parameter in self.params for flag in parameter.opts}
         flags = {*metavars, *(flag for parameter in self.params for flag in parameter.secondary_opts)}
         words = with_each_flag(with_known_names(args, flags), metavars)
-        with saying_where_models_stand(ctx):
+        with saying_where_models_stand(ctx, words):
             rest = super().parse_args(ctx, [*words])
         check_paths(ctx, words)
         return rest

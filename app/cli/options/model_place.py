@@ -3,7 +3,7 @@ options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,25 +18,27 @@ ARGUMENTS = ("model", "models", "engine", "source")  # of verbs that take models
 
 
 @contextmanager
-def saying_where_models_stand(context: typer.Context) -> Iterator[None]:
-    """Adds to click's words about an unknown option, or a word too many, how the verb is told its model, or what to do
-    in place of another program's option."""
+def saying_where_models_stand(context: typer.Context, words: Collection[str]) -> Iterator[None]:
+    """Adds to click's words about an unknown option, or a word too many of `words`, how the verb is told its model, or
+    what to do in place of another program's option, or of several words behind one flag."""
     try:
         yield
     except UsageError as error:
-        if advice := _advice(error, context):
+        if advice := _advice(error, context, words):
             error.message, error.possibilities = f"{error.message.rstrip('.')}; {advice}", ()
         raise
 
 
-def _advice(error: Any, context: typer.Context) -> str | None:
+def _advice(error: Any, context: typer.Context, words: Collection[str]) -> str | None:
     """Returns how the verb takes its model, where the error may come from another verb's way, or what to do in place of
-    another program's option."""
+    another program's option, or of several words behind one flag."""
     parameters, option = context.command.params, getattr(error, "option_name", None) or ""
     stands_alone = any(each.name in ARGUMENTS and each.param_type_name == "argument" for each in parameters)
     if stands_alone and (option in OPTION or takes_model(option)):
         return f"give the model without it: {context.command_path} MODEL."
-    is_meant = takes_model(option) or "unexpected extra argument" in error.message
-    if is_meant and any(OPTION[0] in parameter.opts for parameter in parameters):
+    is_surplus = "unexpected extra argument" in error.message
+    if is_surplus and any(word.partition("=")[0] in OPTION for word in words):
+        return "write the flag before each value, and words that belong together in quotation marks."
+    if (takes_model(option) or is_surplus) and any(OPTION[0] in parameter.opts for parameter in parameters):
         return f"a model is given with --model: {context.command_path} --model MODEL."
     return f"{words}." if (words := in_place_of(option)) else None
