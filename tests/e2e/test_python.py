@@ -173,6 +173,16 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
         (lambda m: m.generate(images=PAGE, decoder_prompt_token_ids=[7000]), LimitError, "outside the vocabulary"),
         (lambda m: m.generate({"image": PAGE}), InputError, "image is unknown"),
         (lambda m: m.generate([PAGE, EXAMPLES / "none.png"]), VlmError, "does not exist"),
+        (lambda m: m.generate(encoder_output="x"), InputError, "encoder_output is no array but str; give floats"),
+        (lambda m: m.generate(encoder_output=np.zeros(3)), InputError, r"is torch.float64 of shape \[3\]; give floats"),
+        (
+            lambda m: m.generate(encoder_output=np.zeros((3, 7))),
+            InputError,
+            r"shape \[3, 7\]; this model takes rows of",
+        ),
+        (lambda m: m.generate(encoder_output=np.full((3, 7), np.nan)), InputError, "encoder_output holds NaN or"),
+        (lambda m: list(m.as_completed([PAGE], window=-1)), InputError, "window is -1; it must be at least 1"),
+        (lambda m: list(m.as_completed([PAGE], on_error="skip")), InputError, "'skip'; allowed are raise and yield"),
     ],
 )
 def test_mistakes_are_one_sentence_and_cost_nothing(model, call, kind, reason):
@@ -180,6 +190,12 @@ def test_mistakes_are_one_sentence_and_cost_nothing(model, call, kind, reason):
         call(model)
     assert "\n" not in str(error.value)
     assert not model.llm.has_work and model.llm.scheduler.blocks.balanced
+
+
+def test_an_encoders_output_may_be_an_array(model):
+    rows = model.encode(PAGE).last_hidden_state
+    found = [model.generate(encoder_output=kind(rows), max_new_tokens=5) for kind in (torch.as_tensor, np.asarray)]
+    assert [out.token_ids for out in found] == [model.generate(PAGE, max_new_tokens=5).token_ids] * 2
 
 
 def test_runtime_options_are_checked(cache):

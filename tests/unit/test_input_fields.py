@@ -101,7 +101,7 @@ def test_no_images_beside_a_conversation(chat):
         chat.build({**source, "images": picture}, SamplingParams())
 
 
-@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), 5, "ab", [None], [float("inf")]], ids=str)
+@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), 5, "ab", "12", [None], [float("inf")], [1.5]], ids=str)
 def test_ids_that_are_no_list_of_numbers(builder, ids):
     """One bad input costs itself: an error of Python's ended all of a call."""
     with pytest.raises(InputError, match=r"^the input_ids are no list of token ids"):
@@ -145,7 +145,7 @@ def test_a_text_is_cut_to_a_number_of_tokens_or_not_at_all(builder):
             cut(wrong)
 
 
-@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), 5, "ab"], ids=str)
+@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), 5, "ab", torch.tensor([5.0])], ids=str)
 def test_ids_by_their_own_names_that_are_no_list(builder, chat, ids):
     for reader, name in ((builder, "encoder_input_ids"), (chat, "decoder_prompt_token_ids")):
         with pytest.raises(InputError, match=rf"^the {name} are no list of token ids"):

@@ -18,7 +18,7 @@ from vlm.api.preparation import preparation, texts_together, with_keys
 from vlm.api.texts_ahead import TextsAhead
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError, OutOfMemoryError, VlmError
+from vlm.errors import InputError, OutOfMemoryError, VlmError, shown
 from vlm.executor.memory import memory_errors
 from vlm.parallel.collectives import Ranks
 from vlm.processing.input_fields import INPUT_KEYS
@@ -154,6 +154,7 @@ class Pipeline(LoadedModel):
 
         With on_error="yield" an input's own error takes its Output's place; else it is raised.
         """
+        _check_feeding(window, on_error)
         params, steps = self._params(sampling), self.processor.page_steps
         pages = None if steps is None else PagesInSteps(steps)
         self._begin()
@@ -258,3 +259,11 @@ class Pipeline(LoadedModel):
         step they are freed: of a full batch that takes as long as to admit one."""
         if self.family.takes_images:
             self.loop.rest()
+
+
+def _check_feeding(window: int | None, on_error: str) -> None:
+    """Raises InputError for ways to take inputs, and to tell their errors, that there are not."""
+    if window is not None and window < 1:
+        raise InputError(f"window is {window}; it must be at least 1.")
+    if on_error not in ("raise", "yield"):
+        raise InputError(f"on_error is {shown(on_error)}; allowed are raise and yield.")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.prompt_tables import NOT_FINITE, TunedPrompt
+from vlm.artifacts.prompt_tables import TunedPrompt
 from vlm.errors import InputError, listed, meant
 from vlm.requests.prompt_table import PromptTable
 
@@ -121,12 +121,18 @@ def read_table(rows: Any) -> PromptTable:
         return rows
     if isinstance(rows, TunedPrompt):
         return _tuned_table(rows)
-    rows = as_tensor("the prompt table", rows, "floats [rows, hidden]")
+    return PromptTable.from_rows(read_rows(rows, "the prompt table"))
+
+
+def read_rows(values: Any, name: str = "encoder_output") -> torch.Tensor:
+    """Reads rows [n, hidden] of numbers: a tensor, an array or lists. Raises InputError for another shape, and for NaN
+    or infinity."""
+    rows = as_tensor(name, values, "floats [rows, hidden]")
     if rows.ndim != 2 or not rows.is_floating_point():
-        raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
+        raise InputError(f"{name} is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
     if not rows.float().isfinite().all():
-        raise InputError(f"the prompt table holds {NOT_FINITE}.")
-    return PromptTable.from_rows(rows)
+        raise InputError(f"{name} holds NaN or infinity among its rows; give finite floats.")
+    return rows
 
 
 @functools.lru_cache(maxsize=256)  # of tasks that are asked for again and again: a key is a pass over the rows

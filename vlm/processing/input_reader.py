@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,7 +82,7 @@ def _name_ids(fields: InputFields, context: InputContext) -> None:
 def _numbers(name: str, ids: Any) -> list[int]:
     """Returns token ids as numbers of Python's. Raises InputError where some are none."""
     try:
-        return [*map(int, ids)]
+        return [*map(operator.index, ids)]  # which takes no floats and no texts
     except (TypeError, ValueError, OverflowError, RuntimeError):  # Hugging Face's tokenizers give [1, n]
         raise InputError(f"the {name} are no list of token ids; give those of one input: [5, 6].") from None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.errors import InputError, LengthError
 from vlm.processing.input_context import InputContext
-from vlm.processing.input_fields import InputFields, check_text, together
+from vlm.processing.input_fields import InputFields, check_text, read_rows, together
 from vlm.processing.tokenization import no_tokenizer
 from vlm.requests.request import Request, Stops
 from vlm.requests.sampling_params import SamplingParams
@@ -29,7 +29,7 @@ def source_request(
         _decoder_prompt(fields, context),
         encoder_image=image,
         encoder_input_ids=ids,
-        encoder_output=fields.encoder_output,
+        encoder_output=None if fields.encoder_output is None else read_rows(fields.encoder_output),
         params=params,
         stops=stops,
         prompt_table=fields.table,
