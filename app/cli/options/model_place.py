@@ -41,4 +41,4 @@ def _advice(error: Any, context: typer.Context, words: Collection[str]) -> str |
         return "write the flag before each value, and words that belong together in quotation marks."
     if (takes_model(option) or is_surplus) and any(OPTION[0] in parameter.opts for parameter in parameters):
         return f"a model is given with --model: {context.command_path} --model MODEL."
-    return f"{words}." if (words := in_place_of(option)) else None
+    return f"{instead}." if (instead := in_place_of(option)) else None
