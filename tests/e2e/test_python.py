@@ -70,7 +70,11 @@ def test_a_stream_left_early_leaves_the_engine_empty(model):
 @pytest.mark.parametrize("call", ["generate", "stream", "complete"])
 def test_a_call_that_has_ended_holds_no_images(model, monkeypatch, call):
     pixels, add = [], model.llm.add
-    watched = lambda request: pixels.append(weakref.ref(request.encoder_image.pixels)) or add(request)  # noqa: E731
+
+    def watched(requests):
+        pixels.extend(weakref.ref(request.encoder_image.pixels) for request in requests)
+        return add(requests)
+
     monkeypatch.setattr(model.llm, "add", watched)
     image, settings = PAGE, {"max_new_tokens": 3}
     if call == "generate":

@@ -68,7 +68,7 @@ def test_no_pass_begins_beyond_the_memory_there_is(device):
         images.encode(waiting)
         device.ended = True
     assert len(device.passes) == 1 and images.num_bytes == 3 * size
-    images.drop(waiting[0])  # it was aborted
+    images.drop(waiting[:1])  # it was aborted
     images.take(waiting[1])
     images.encode(waiting[1:])
     assert len(device.passes) == 2
