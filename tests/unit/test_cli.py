@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -296,6 +297,73 @@ def test_what_to_do_in_place_of_other_programs_options(cli, loads, line, says):
     assert (code, out) == (2, "") and not loads
     last = err.strip().splitlines()[-1]
     assert last.startswith("Error: No such option: ") and says in last
+
+
+# what the commands of TensorRT-LLM's and FasterTransformer's guides have that verbs here lack
+OF_GUIDES = {
+    "convert": "-i -t -p -sq -kv -i_g -in_file -saved_dir -weight_data_type -inference_tensor_para_size --in-file "
+    "--in-place --infer-gpu-num --model --model-name --model_dir --model_type --nougat --output_dir --processes "
+    "--prompt-in-file --prompt-saved-dir --saved-dir --storage-type --tensor-parallelism --tokenizer-model-path "
+    "--verbose --vocab-path --dtype --weight_data_type --max_multimodal_len --smoothquant --calibrate-kv-cache "
+    "--use_weight_only --weight_only_precision --hf_lora_dir",
+    "build": "--bert_attention_plugin --checkpoint_dir --context_fmha --enable_context_fmha_fp32_acc --enable_xqa "
+    "--engine_name --gemm_plugin --gpt_attention_plugin --gpus_per_node --hidden_act --int8_kv_cache --log_level "
+    "--lora_dir --lora_plugin --lora_target_modules --max_beam_width --max_input_len --max_multimodal_len "
+    "--max_output_len --max_prompt_embedding_table_size --model_path --model_type --moe_plugin --n_embd --n_head "
+    "--n_layer --no_bias --output_dir --paged_kv_cache --parallel_build --per_channel --per_token --per-token "
+    "--remove_input_padding --rotary_pct --use_custom_all_reduce --use_fused_mlp --use_gemm_plugin "
+    "--use_implicit_relative_attention --use_layernorm_plugin --use_lora_plugin --use_rmsnorm_plugin "
+    "--use_smooth_quant --vila_path --vocab_size --weight_dir --world_size",
+    "run": "--compare_hf_fp32 --engine_dir --engine_name --hf_model_dir --input_text --llm_engine_dir --max_new_token "
+    "--max_output_len --model_name --tokenizer --tokenizer_dir --visual_engine_dir --vocab_file",
+    "generate": "--engine_dir --input_text --input_tokens --max_output_len --tokenizer --tokenizer_dir --vocab_file",
+    "eval texts": "--batch_size --check_accuracy --data_type --engine_dir --ft_model_location --hf_model_location "
+    "--tensorrt_llm_rouge1_threshold --test_ft --test_hf --test_trt_llm",
+    "bench text": "--engine_dir",
+    "quantize": "--calib_size --model_dir --output_dir --qformat",
+    "serve": "--exit-on-error --http-address --http-port --log-verbose --metrics-port --model-control-mode",
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"), [(verb, each) for verb, all_ in OF_GUIDES.items() for each in all_.split()]
+)
+def test_each_option_of_the_guides_has_an_answer(cli, loads, verb, option):
+    code, out, err = cli(*verb.split(), option, "1")
+    assert (code, out) == (2, "") and not loads
+    last = err.strip().splitlines()[-1]
+    assert re.fullmatch(r"Error: No such option: [-\w]+; .+\.", last)
+    begins = last.partition("; ")[2].split()[0].rstrip(",")
+    if begins.startswith("--"):  # the verb has what it is told of
+        assert re.search(rf"^  (-\w, )?{begins}\b", cli(*verb.split(), "--help")[1], re.MULTILINE)
+
+
+def test_all_options_that_a_verb_lacks_are_told_of_at_once(cli, loads):
+    line = "build --checkpoint_dir c --max_beam_width 3 --gemm_plugin float16 --moe_plugin=disable -o e --hots 1 -zq"
+    code, out, err = cli(*line.split())
+    assert (code, out) == (2, "") and not loads
+    lines = err.strip().splitlines()[-5:]
+    assert lines[0].startswith("Error: No such option: --checkpoint_dir; give the model without it: ")
+    assert lines[1].startswith("No such option: --max_beam_width; a request says its --num-beams")
+    assert lines[2] == "No such option: --gemm_plugin, --moe_plugin; it is always so here: leave it out."
+    assert lines[3].startswith("No such option: --hots")
+    assert lines[4] == "No such option: -z"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("convert -in_file a -saved_dir b -sq 0.5", ("--in_file; give the model", "--saved_dir; --out is", "--smooth")),
+        ("build a -o b --int8_kv_cache", ("a model that runs has it, by --kv-cache-dtype int8, ",)),
+        ("run --text a --int8_kv_cache", ("--kv-cache-dtype int8 does it.",)),
+        ("build a -o b --max_output_len 8", ("a request says its --max-new-tokens: leave it out.",)),
+        ("build a -o b --use_weight_only", ("--use_weight_only; --quantization int8 or int4 does it.",)),
+        ("run --text a --data_type fp16", ("--data_type; --dtype is what it is called here.",)),
+    ],
+)
+def test_what_is_said_in_place_of_an_option_depends_on_the_verb(cli, loads, line, says):
+    err = cli(*line.split())[2]
+    assert all(words in err for words in says) and not loads
 
 
 def test_options_may_be_written_with_underscores(cli, loads):
