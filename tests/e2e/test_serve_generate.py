@@ -87,6 +87,8 @@ def test_settings_have_hugging_faces_names_too(served):
 NOTHING = {
     "bad_words": "", "stop_words": [""], "stream": False, "pad_id": 2, "return_context_logits": False,
     "return_generation_logits": False, "exclude_input_in_output": True, "num_return_sequences": 1,
+    "return_perf_metrics": False, "num_draft_tokens": 0, "use_draft_logits": False, "embedding_bias_words": [],
+    "embedding_bias_weights": [], "early_stopping": False, "Streaming": False,
 }  # fmt: skip
 
 
@@ -104,6 +106,34 @@ def test_what_clients_of_tensorrt_llm_send_is_understood(served):
     penalty = alone("mini-t5").generate(text=TEXT, frequency_penalty=20.0, min_new_tokens=30, max_new_tokens=40)
     options = {"frequency_penalty": 20, "min_tokens": 30, "max_tokens": 40}
     assert generate(served, "mini-t5", text_input=TEXT, **options)["text_output"] == penalty.text
+
+
+def test_settings_have_the_names_of_tensorrt_llms_backend_too(served):
+    drawn = {"temperature": 5.0, "top_p": 0.9, "seed": 4, "max_new_tokens": 20}
+    first = alone("mini-t5").generate(text=TEXT, **drawn).token_ids[0]
+    texts = set()
+    for nucleus in (
+        {"top_p_decay": 0.5},
+        {"top_p_decay": 0.5, "top_p_min": 0.6},
+        {"top_p_decay": 0.5, "top_p_reset_ids": first},
+    ):
+        own = {name.replace("_ids", "_id"): value for name, value in nucleus.items()}
+        named = {f"runtime_{name}": value for name, value in nucleus.items()}
+        found = generate(served, "mini-t5", text_input=TEXT, **drawn, **named)["text_output"]
+        assert found == alone("mini-t5").generate(text=TEXT, **drawn, **own).text
+        texts.add(found)
+    assert len(texts) == 3
+
+
+def test_beams_end_early_where_a_request_says_so(served):
+    options = {"num_beams": 3, "length_penalty": 2.0, "max_new_tokens": 40}
+    both = []
+    for early in (True, False):
+        best = alone("mini-t5").generate(text="a b c", **options, early_stopping=early, num_return_sequences=3)
+        found = generate(served, "mini-t5", text_input="a b c", **options, early_stopping=early)["text_output"]
+        assert found == [best.text, *(other.text for other in best.alternatives)]
+        both.append(found)
+    assert both[0] != both[1]
 
 
 def test_a_models_own_stop_strings_hold_where_a_request_has_none(served, monkeypatch):
@@ -188,6 +218,11 @@ def test_mistakes_of_infer_are_told_with_what_to_do(served, body, words):
         ({"text_input": TEXT, "bad_words": [" "]}, 400, "a bad word is blank"),
         ({"text_input": TEXT, "pad_id": 2, "return_context_logits": True}, 400, "log-probabilities"),
         ({"text_input": TEXT, "num_return_sequences": 2}, 400, "beam_width says how many"),
+        ({"text_input": TEXT, "num_draft_tokens": 3}, 400, "prompt_lookup_num_tokens says how many"),
+        ({"text_input": TEXT, "embedding_bias_words": ["a"]}, 400, "OpenAI's has logit_bias"),
+        ({"text_input": TEXT, "lora_weights": [0.5]}, 400, "by --lora; lora_task_uids says which"),
+        ({"text_input": TEXT, "prompt_vocab_size": 3}, 400, "rows before the ids are request_prompt_embedding"),
+        ({"text_input": TEXT, "early_stopping": "never"}, 400, "must be BOOL"),
         ({"text_input": TEXT, "exclude_input_in_output": "no"}, 400, "leave it out, or true"),
         ({"text_input": TEXT, "seed": 1, "random_seed": 1}, 400, "say the same"),
         ({"text_input": TEXT, "max_tokens": 3, "parameters": {"max_output_len": 3}}, 400, "say the same"),

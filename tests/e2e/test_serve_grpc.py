@@ -285,11 +285,28 @@ def test_what_is_not_done_says_so(client):
 def test_a_request_that_does_not_stream_gets_one_response_in_a_stream(client, stream):
     """TensorRT-LLM's clients say so of each request."""
     answers = stream()
-    for streams, count in ((False, 1), (True, None)):
-        client.async_stream_infer("mini-t5", [text(TEXT), tensor("stream", [[streams]])])
+    for name, streams, count in (("stream", False, 1), ("stream", True, None), ("streaming", False, 1)):
+        client.async_stream_infer("mini-t5", [text(TEXT), tensor(name, [[streams]])])
         found = answers.until_final()
         assert len(found) == count if count else len(found) > 1
         assert found[-1].as_numpy("text_output")[0, 0].decode() == alone("mini-t5").generate(text=TEXT).text
+
+
+def test_the_client_of_tensorrt_llms_backend_is_answered(client):
+    """Which sends all this of every request (inflight_batcher_llm_client.py)."""
+    t5 = alone("mini-t5")
+    ids = t5.request(TEXT).encoder_input_ids
+    sent = {
+        "input_ids": np.array([ids], np.int32), "input_lengths": np.array([[len(ids)]], np.int32),
+        "request_output_len": np.array([[16]], np.int32), "beam_width": np.array([[1]], np.int32),
+        "temperature": np.array([[1.0]], np.float32), "streaming": np.array([[False]]),
+        "pad_id": np.array([[0]], np.int32),
+        "end_id": np.array([[1]], np.int32), "runtime_top_k": np.array([[1]], np.int32),
+        "runtime_top_p_min": np.array([[0.1]], np.float32), "early_stopping": np.array([[True]]),
+    }  # fmt: skip
+    inputs = [tensor(name, values) for name, values in sent.items()]
+    found = client.infer("mini-t5", inputs, parameters={"Streaming": False})
+    assert found.as_numpy("output_ids")[0, 0].tolist() == t5.generate(text=TEXT).token_ids
 
 
 @pytest.mark.parametrize(

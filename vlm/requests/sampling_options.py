@@ -211,7 +211,7 @@ class SamplingOptions:
     early_stopping: bool | str = beam(
         False, "Of beams: true ends with as many outcomes as beams, false when none is likely to do better, never when"
         " none can.", allowed=Choice((False, True, "never"), "it must be False, True or 'never'"),
-        read=values.read_early_stopping, openai=Offer(), model_key="early_stopping",
+        read=values.read_early_stopping, openai=Offer(), kserve=Offer(), model_key="early_stopping",
         only_with="num_beams",
     )  # fmt: skip
     diversity_rate: float = beam(

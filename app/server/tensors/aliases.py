@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from vlm.errors import InputError, meant
-from vlm_app.server.tensors.settings import ADAPTER, OFFERED
+from vlm_app.server.tensors.settings import ADAPTER, OFFERED, STREAM
 
 Value = TypeVar("Value")
 
@@ -25,6 +25,10 @@ ALIASES = {
     "return_log_probs": "is_return_log_probs",
     "min_tokens": "min_length",
     "lora_task_id": ADAPTER,
+    "runtime_top_p_decay": "top_p_decay",
+    "runtime_top_p_min": "top_p_min",
+    "runtime_top_p_reset_ids": "top_p_reset_ids",
+    "streaming": STREAM,
 }
 
 

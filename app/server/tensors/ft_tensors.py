@@ -16,6 +16,10 @@ from vlm.errors import InputError
 Value = TypeVar("Value")  # an array, or a parameter's value for all rows
 
 NONE: tuple[int, ...] = ()
+DRAFTS = "prompt_lookup_num_tokens says how many tokens are drafted"
+ADAPTERS = "adapters are loaded with the model, by --lora; lora_task_uids says which one a row has"
+BIASES = "logits have no biases in this protocol; OpenAI's has logit_bias"
+ROWS = "rows before the ids are request_prompt_embedding; tuned prompts are --prompt-table of the server"
 LOGITS = ((0,), "logits are not given; is_return_log_probs gives log-probabilities")
 # name -> (neutral values; None: any, what to do instead)
 INPUTS: dict[str, tuple[tuple[int, ...] | None, str]] = {
@@ -28,6 +32,14 @@ INPUTS: dict[str, tuple[tuple[int, ...] | None, str]] = {
     "return_generation_logits": LOGITS,
     "exclude_input_in_output": ((1,), "text_output never has the input; leave it out, or true"),
     "num_return_sequences": ((1,), "beam_width says how many outputs there are"),
+    "return_perf_metrics": ((0,), "/v2/models/stats and /metrics have what is measured; leave it out, or false"),
+    "Streaming": (None, "what its client says beside the tensor `streaming`"),
+    "num_draft_tokens": ((0,), DRAFTS),
+    "use_draft_logits": ((0,), DRAFTS),
+    **dict.fromkeys(("draft_input_ids", "draft_logits", "draft_acceptance_threshold"), (NONE, DRAFTS)),
+    **dict.fromkeys(("lora_weights", "lora_config"), (NONE, ADAPTERS)),
+    **dict.fromkeys(("embedding_bias", "embedding_bias_words", "embedding_bias_weights"), (NONE, BIASES)),
+    **dict.fromkeys(("prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_ids"), (NONE, ROWS)),
 }
 OUTPUTS = {"context_embeddings": "context embeddings are not given; /v1/embeddings and T5-Encoder give an encoder's"}
 BATCH_INPUTS = ("input_ids_item_shape", "request_prompt_embedding_item_shape")  # which its backend gives itself

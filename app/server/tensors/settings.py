@@ -45,6 +45,8 @@ def adapter_of(row: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 def _datatype(hint: Any, option: Option) -> str:
     wide = isinstance(option.allowed, Range) and 2**32 < option.allowed.high < float("inf")
+    if hint == bool | str:
+        return "BOOL"  # without its words
     return {bool: "BOOL", float: "FP32", int: "UINT64" if wide else "UINT32"}[without_none(hint)]
 
 
