@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError
+from vlm.parallel.environment import VARIABLES
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench import table
 from vlm_app.bench.config import TextBenchConfig, Workload
@@ -300,6 +303,25 @@ def test_texts_avoid_special_ids(tmp_path):
         ragged = random_texts(run, Workload((500, 2), 1, 64, min_input_len=300))
         assert 300 <= min(map(len, ragged)) < 330 and 470 < max(map(len, ragged)) <= 500
         assert ragged == random_texts(run, Workload((500, 2), 1, 64, min_input_len=300))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_ranks_that_were_started_together_the_first_one_alone_measures_and_speaks(tmp_path, monkeypatch, rank):
+    for name, value in zip(VARIABLES["mpirun"], (rank, 2, rank), strict=True):
+        monkeypatch.setenv(name, str(value))
+    checkpoint, said = random_checkpoint(T5, tmp_path / "c"), []
+    build_engine(checkpoint, tmp_path / "e", BuildConfig(tp_size=2))
+    asked = TextBenchConfig(model=str(tmp_path / "e"), device="cpu")
+    monkeypatch.setattr(session, "bandwidth", lambda device: 3e9)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with session.prepare_session(asked, "text", lambda *words: said.append(words[0])) as run:
+            speed = run.bandwidth()
+    warned = [str(each.message) for each in told if "will not be measured" in str(each.message)]
+    assert (speed, len(warned), bool(said)) == ((3e9, 1, True) if rank == 0 else (math.inf, 0, False))
+    with_others, measured = replace(run, folder=tmp_path, engines={}), []
+    with_others.compare({"Hugging Face": lambda folder: measured.append(folder) or iter(())}, lambda pipeline: iter(()))
+    assert measured == [tmp_path] * (rank == 0)
 
 
 def test_texts_of_many_lengths(arch, tmp_path, capsys):

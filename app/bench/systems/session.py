@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from vlm.backends.devices import first_device, of_rank
 from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, VlmWarning, listed
+from vlm.parallel.environment import launched_rank
 from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
@@ -54,6 +56,7 @@ class Session(Generic[C]):
     engine_bytes: Mapping[str, int]
     folder: Path | None
     say: Progress
+    follows: bool = False  # of the ranks that one command has started this is not the first one, which measures
 
     @property
     def engine(self) -> EngineDir:
@@ -66,6 +69,10 @@ class Session(Generic[C]):
         return configs_of(self.engine)
 
     def bandwidth(self) -> float:
+        """Returns bytes a second; of a rank that follows, which would slow down the first one's measurement, none are
+        counted."""
+        if self.follows:
+            return math.inf
         self.say("Measuring the memory bandwidth", 0, 0)
         return bandwidth(self.device)
 
@@ -73,8 +80,8 @@ class Session(Generic[C]):
         self, theirs: Mapping[str, Callable[[Path], Turns[T]]], ours: Callable[[Pipeline], Turns[T]]
     ) -> tuple[dict[str, T], dict[str, T]]:
         """Returns (ours by backend, those of others by their names). On the CPU all take turns; on CUDA one at a time
-        is in memory, Hugging Face first."""
-        folder = self.folder
+        is in memory, Hugging Face first. A rank that follows leaves the others to the first one."""
+        folder = None if self.follows else self.folder
         systems = {name: measure(folder) for name, measure in theirs.items()} if folder else {}
         others = tuple(systems)
         systems |= {name: self._ours(name, ours) for name in self.engines}
@@ -112,10 +119,11 @@ def prepare_session(
         check_profiled(device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    say = progress or (lambda *_: None)
+    follows = _follows()
+    say = progress if progress and not follows else (lambda *_: None)
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
         subject = prepare(
-            config, config.dtype or default_dtype(device), Path(scratch), takes=takes, progress=progress, limits=limits
+            config, config.dtype or default_dtype(device), Path(scratch), takes=takes, progress=say, limits=limits
         )
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         build = next(iter(engines.values())).build
@@ -124,12 +132,17 @@ def prepare_session(
         session_config = dataclasses.replace(config, device=str(device), **own)
         sizes = {name: _size(path) for name, path in subject.engines.items()}
         folder = subject.folder if config.beside_others else None
-        if config.beside_others and folder is None:
+        if config.beside_others and folder is None and not follows:
             _warn_of_absent(config)
         yield Session(
             session_config, config.runtime, device, build.dtype, engines=engines, engine_bytes=sizes, folder=folder,
-            say=say,
+            say=say, follows=follows,
         )  # fmt: skip
+
+
+def _follows() -> bool:
+    own = launched_rank()
+    return own is not None and own.rank > 0
 
 
 def _warn_of_absent(config: SubjectConfig) -> None:
