@@ -315,11 +315,12 @@ OF_GUIDES = {
     "--use_implicit_relative_attention --use_layernorm_plugin --use_lora_plugin --use_rmsnorm_plugin "
     "--use_smooth_quant --vila_path --vocab_size --weight_dir --world_size",
     "run": "--compare_hf_fp32 --engine_dir --engine_name --hf_model_dir --input_text --llm_engine_dir --max_new_token "
-    "--max_output_len --model_name --tokenizer --tokenizer_dir --visual_engine_dir --vocab_file",
+    "--max_output_len --model_name --streaming --tokenizer --tokenizer_dir --visual_engine_dir --vocab_file",
     "generate": "--engine_dir --input_text --input_tokens --max_output_len --tokenizer --tokenizer_dir --vocab_file",
     "eval texts": "--batch_size --check_accuracy --data_type --engine_dir --ft_model_location --hf_model_location "
     "--tensorrt_llm_rouge1_threshold --test_ft --test_hf --test_trt_llm",
     "bench text": "--engine_dir",
+    "bench latency": "--engine_dir --max_new_tokens --max_output_len",
     "quantize": "--calib_size --model_dir --output_dir --qformat",
     "serve": "--exit-on-error --http-address --http-port --log-verbose --metrics-port --model-control-mode",
 }
@@ -364,6 +365,12 @@ def test_all_options_that_a_verb_lacks_are_told_of_at_once(cli, loads):
 def test_what_is_said_in_place_of_an_option_depends_on_the_verb(cli, loads, line, says):
     err = cli(*line.split())[2]
     assert all(words in err for words in says) and not loads
+
+
+def test_beams_beside_a_temperature_are_told_what_to_change(cli, loads):
+    err = cli(*"run --text a --num-beams 4 --temperature 1".split())[2]
+    assert "--num-beams is 4 and --temperature 1, which exclude each other: beam search does not sample; " in err
+    assert "; set --num-beams to 1, or --temperature to 0." in err and not loads
 
 
 def test_options_may_be_written_with_underscores(cli, loads):

@@ -27,8 +27,9 @@ def _check_lengths(params: SamplingOptions) -> None:
 def _check_beams(params: SamplingOptions) -> None:
     if params.num_beams > 1 and params.temperature > 0:
         raise InputError(
-            "num_beams above 1 and a temperature exclude each other: beam search does not sample.",
-            settings=("num_beams",),
+            f"num_beams is {params.num_beams} and temperature {params.temperature:g}, which exclude each other: beam"
+            " search does not sample; set num_beams to 1, or temperature to 0.",
+            settings=("num_beams", "temperature"),
         )
     if params.num_return_sequences > params.num_beams and params.temperature == 0:
         raise InputError(

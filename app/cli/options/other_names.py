@@ -34,6 +34,7 @@ def _is_called(*flags: str) -> tuple[str, ...]:
     return tuple(f"{flag} is what it is called here" for flag in flags)
 
 
+OF_LENGTHS = (*_is_called("--max-new-tokens", "--new-tokens"), OF_REQUESTS)
 # options that take a model
 OF_MODELS = frozenset(
     {
@@ -70,12 +71,14 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "processes": ("one tensor is in memory at a time, so that no more processes are needed: leave it out",),
     "max-beam-width": (OF_BEAMS,),
     **dict.fromkeys(("max-input-len", "max-input-length"), (OF_INPUTS, OF_BUILD)),
-    **dict.fromkeys(("max-output-len", "max-new-token", "output-len"), (*_is_called("--max-new-tokens"), OF_REQUESTS)),
+    **dict.fromkeys(("max-output-len", "max-new-token", "output-len"), OF_LENGTHS),
+    "max-new-tokens": OF_LENGTHS[1:],
     **dict.fromkeys(("max-multimodal-len", "max-prompt-embedding-table-size"), (ROOM_FOR_ROWS,)),
     "batch-size": ("--max-batch-size says how many are computed at once", OF_BUILD),
     **dict.fromkeys(("input-text", "input-texts"), (*_is_called("--text"), "a text stands alone: give it without it")),
     "input-tokens": _is_called("--input-ids"),
     "image-path": _is_called("--image"),
+    "streaming": ("--raw writes the text as it is decoded, as a terminal shows it",),
     "compare-hf-fp32": (
         "--check-accuracy --reference-dtype float32 does it, of an engine with --against FOLDER",
         "--compare-hf --reference-dtype float32 does it, of an engine with --against FOLDER",
