@@ -88,7 +88,7 @@ def test_what_asks_for_something_that_is_not_done_is_refused_by_name(client, nam
 
 @pytest.mark.parametrize(("field", "options", "words"), [
     ("n", {"n": 3, "extra_body": {"num_beams": 2}}, "n is 3: give at least as many num_beams (now 2)"),
-    ("num_beams", {"temperature": 1, "extra_body": {"num_beams": 2}}, "num_beams above 1 and a temperature exclude"),
+    ("num_beams", {"temperature": 1, "extra_body": {"num_beams": 2}}, "num_beams is 2 and temperature 1, which"),
     ("num_beams", {"extra_body": {"num_beams": 60}}, "num_beams is 60, this engine decodes"),
     ("min_tokens", {"max_tokens": 2, "extra_body": {"min_tokens": 3}}, "min_tokens 3 is more than max_tokens 2; lower"),
     ("logit_bias", {"logit_bias": {"5": 101}}, "logit_bias.5: Input should be"),
