@@ -282,15 +282,17 @@ def test_a_name_that_is_misspelt_comes_before_what_is_missing(client):
     assert "image" not in told.value.message() and "pixel_values" not in told.value.message()
 
 
-def test_floats_come_in_any_type(client, llava):
+def test_floats_come_in_any_type(client, served, llava):
+    blocks = served.service("mini-llava").pipeline.llm.scheduler.blocks
     rows = llava.encode(SCENE).last_hidden_state.to(torch.bfloat16).float().numpy()[None]
     asked = {"input_ids": np.array([llava.tokenizer.encode(" " + SIGN)], np.uint32)}
     asked |= {"max_output_len": np.array([[6]], np.uint32), "is_return_log_probs": np.ones((1, 1), bool)}
-    wide, own = (
-        infer(client, "mini-llava", asked | {"request_prompt_embedding": rows.astype(kind)})["output_log_probs"]
-        for kind in (np.float32, ml_dtypes.bfloat16)
-    )
-    np.testing.assert_array_equal(own, wide)
+    found = []
+    for kind in (np.float32, ml_dtypes.bfloat16):
+        blocks.reset_prefix_cache()  # of a prompt that is known fewer rows are computed, whose sums may differ
+        given = asked | {"request_prompt_embedding": rows.astype(kind)}
+        found.append(infer(client, "mini-llava", given)["output_log_probs"])
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -273,7 +273,7 @@ def test_the_head_is_a_weight_of_its_own_unless_it_is_tied(tmp_path):
 def test_a_model_s_own_settings_are_left_out(tmp_path, capsys, monkeypatch):
     asked, add = [], LLMEngine.add
     monkeypatch.setattr(
-        LLMEngine, "add", lambda engine, request: (asked.append(request.params), add(engine, request))[1]
+        LLMEngine, "add", lambda engine, given: (asked.extend(each.params for each in given), add(engine, given))[1]
     )
     model = tiny.bart(forced_eos_token_id=2)
     settings = {"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "min_length": 56, "max_length": 60}
