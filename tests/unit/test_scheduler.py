@@ -324,6 +324,29 @@ def test_a_prompt_gives_the_first_token(options, request_options, want):
         assert want == STEPPED or len(updates[0].token_ids) == 1
 
 
+@pytest.mark.parametrize(
+    ("asynchronous", "streamed", "want"),
+    [
+        (True, True, [(1, 1, 0), (1, 0, 16), (1, 0, 16), (1, 0, 1)]),
+        (True, False, [(1, 1, 16), (1, 0, 16), (1, 0, 1)]),  # whoever sees no tokens does not wait for the first one
+        (False, False, [(1, 1, 0), (1, 0, 16), (1, 0, 16), (1, 0, 1)]),  # a host looks whether that was the last one
+    ],
+)
+def test_a_first_burst_has_a_step_of_its_own_where_tokens_are_shown(asynchronous, streamed, want):
+    llm = engine(60, 4, 16, asynchronous, ALONE)
+    found, awaited, launch = noted_bursts(llm), [], llm.executor.launch
+    llm.executor.launch = lambda *args, **options: awaited.append(options["awaited"]) or launch(*args, **options)
+    [number] = llm.add(
+        [Request(tuple(range(10, 16)), params=SamplingParams(max_new_tokens=34, seed=1, ignore_eos=True))]
+    )
+    updates = []
+    while llm.has_work:
+        updates += llm.step(streamed=streamed)
+    assert found == want and updates[-1].finished and updates[-1].request_id == number
+    assert awaited == [False] * (len(want) - 1) + [True]  # nothing is left to do beside the last one
+    assert [t for update in updates for t in update.token_ids] == [token_at(1, 6 + n) for n in range(34)]
+
+
 def test_a_prompt_that_is_known_gives_no_token():
     """Of nine tokens eight are known, and the first step takes the last one."""
     llm = engine(60, 4, 16, False, ALONE)
