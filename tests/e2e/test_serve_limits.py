@@ -274,7 +274,7 @@ def test_the_command_says_what_is_wrong(monkeypatch):
         assert result.exit_code == 2 and line.endswith(".")
         return line
 
-    assert "one name" in refused("mini-t5", "a/mini-t5")
+    assert "two models are called mini-t5" in refused("mini-t5", "a/mini-t5")
     assert "names no model" in refused("=mini-t5")
     assert "port is 99999" in refused("mini-t5", "--port", "99999")
     assert "no-such-model" in refused("no-such-model")

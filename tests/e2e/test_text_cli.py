@@ -234,7 +234,10 @@ def test_eval_of_summaries_by_beams_and_a_missed_threshold(tmp_path):
         (("translate", "a", "--prefix", "p: ", "--tgt-lang", "de"), "--prefix says the task already"),
         (("translate", "a", *EN_DE, "--model", "mini-nougat"), "mini-nougat takes images, not text"),
         (("translate", "a", *EN_DE, "--num-beams", "100"), "--num-beams is 100"),
-        (("translate", "a", *EN_DE, "--num-beams", "2", "--temperature", "1"), "--num-beams above 1 and a temp"),
+        (
+            ("translate", "a", *EN_DE, "--num-beams", "2", "--temperature", "1"),
+            "--num-beams is 2 and --temperature 1, which",
+        ),
         (("eval", "none.tsv"), "none.tsv cannot be read"),
         (("eval", "README.md"), "must be a .tsv"),
         (("eval", "examples/translate.tsv", "--task", "guess"), "--task is 'guess'"),
