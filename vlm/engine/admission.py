@@ -47,7 +47,10 @@ class Admission:
         """Returns the sequences of requests, each with the next of the `ids`. Raises InputError and LimitError for what
         the engine cannot hold."""
         sources, known = self._sources(requests), dict[tuple[int, int, int], _Common]()
-        return [self._sequence(next(ids), *each, known) for each in zip(requests, sources, strict=True)]
+        return [
+            self._sequence(next(ids), request, source=source, known=known)
+            for request, source in zip(requests, sources, strict=True)
+        ]
 
     def _sources(self, requests: list[Request]) -> Items[Ids | None]:
         """Returns the encoder's ids of each request. They are looked at all at once: None where there are none, or one
@@ -57,9 +60,10 @@ class Admission:
         return [None] * len(texts) if ids is None else ids
 
     def _sequence(
-        self, number: int, request: Request, source: Ids | None, known: dict[tuple[int, int, int], _Common]
+        self, number: int, request: Request, *, source: Ids | None, known: dict[tuple[int, int, int], _Common]
     ) -> Sequence:
-        """`source`: see `_sources`; `known`: of the requests before, by what they have in common."""
+        """Returns the sequence of a request. `source`: see `_sources`; `known`: of the requests before, by what they
+        have in common."""
         features, contents = self._num_features(request), self._contents(request)
         prompt_ids = request.decoder_prompt_token_ids
         key = id(request.params), id(prompt_ids), contents.num_rows  # objects that the requests of a call share
@@ -85,7 +89,8 @@ class Admission:
         return sequence
 
     def _common(self, request: Request, virtual: int) -> _Common:
-        """Checks the settings and the prompt of a request, of which `virtual` rows are no tokens."""
+        """Returns what a request's settings and prompt, of which `virtual` rows are no tokens, come to. Raises as
+        `sequences`."""
         params, most, vocab_size = request.params, self.limits.max_batch_size, self.config.vocab_size
         if params.return_context_logits and not self.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")

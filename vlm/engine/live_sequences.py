@@ -29,6 +29,7 @@ class LiveSequences:
         return {sequence.request.adapter_id for sequence in self.by_id.values()}
 
     def add(self, sequences: Iterable[Sequence]) -> None:
+        """Takes sequences that begin to wait."""
         self.by_id.update((sequence.id, sequence) for sequence in sequences)
 
     def apply(self, burst: DecodeBurst) -> list[TokenUpdate]:
