@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from vlm.ops.activation import Activation
-from vlm.ops.kernels import gemm, nvrtc
+from vlm.ops.kernels import gemm, gemm_shapes, nvrtc
 from vlm.ops.kernels.gemv import ACTIVATIONS
 from vlm.ops.linear import linear
 from vlm.ops.w8a8 import product, rounded
@@ -19,67 +19,122 @@ SIZES = ((512, 512), (512, 2048), (1024, 1024), (4096, 1024), (4096, 12288), (40
 
 
 @pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
-@pytest.mark.parametrize("kind", sorted(gemm.ITEM_BYTES))
+@pytest.mark.parametrize("kind", sorted(gemm_shapes.ITEM_BYTES))
 def test_it_compiles_for_every_type_and_ending(kind):
-    cases = itertools.product(gemm.ROWS, ((False, "gelu", 1), (True, "silu", gemm.LARGEST_CLUSTER), (False, "", 2)))
+    endings = ((False, "gelu", 1), (True, "silu", gemm_shapes.LARGEST_CLUSTER), (False, "", 2))
+    cases = itertools.product(gemm_shapes.ROWS, endings)
     for (rows, (gated, act, splits)), y in zip(cases, itertools.cycle(range(3)), strict=False):
-        shape = gemm.Shape(kind, rows, 4096, 4096, gated, splits, 4)
-        values = gemm.constants(shape, y, ACTIVATIONS[act], None if act else y)
-        assert nvrtc.compiled("gemm.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
+        assert_compiles(gemm_shapes.Shape(kind, rows, 4096, 4096, gated, splits, 4), y, act)
+
+
+@pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
+@pytest.mark.parametrize("groups", range(2, gemm_shapes.MOST_GROUPS + 1))
+@pytest.mark.parametrize("rows", [32, 64, 128])
+def test_it_compiles_for_several_groups_of_warps(groups, rows):
+    for gated, act in ((True, "silu"), (False, "")):
+        assert_compiles(gemm_shapes.Shape(gemm_shapes.FLOAT16, rows, 4096, 22016, gated, 1, 4, groups=groups), 1, act)
+
+
+def assert_compiles(shape, y, act):
+    values = gemm.constants(shape, y, ACTIVATIONS[act], None if act else y)
+    assert nvrtc.compiled("gemm.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("activation", [None, Activation("gelu")])
-@pytest.mark.parametrize("kind", sorted(gemm.ITEM_BYTES))
+@pytest.mark.parametrize("kind", sorted(gemm_shapes.ITEM_BYTES))
 @pytest.mark.parametrize("rows", [2, 8, 9, 64, 65, 128])
 def test_programs_share_the_inputs_and_a_processor_s_memory(kind, rows, activation):
     for inputs, outputs in SIZES:
-        shape = gemm.shape_of(kind, rows, inputs, outputs, activation, PROCESSORS)
-        lines = inputs * gemm.ITEM_BYTES[kind] // gemm.LINE
+        shape = gemm_shapes.shape_of(kind, rows, inputs, outputs, activation, PROCESSORS)
+        lines = inputs * gemm_shapes.ITEM_BYTES[kind] // gemm_shapes.LINE
         if not lines:
             continue
         tiles_of_rows = -(-rows // shape.rows)
         assert shape.rows % (2 * shape.splits) == 0 and shape.splits <= max(1, lines)
-        programs = min(gemm.MOST_PROGRAMS, -(-shape.tiles * shape.splits * tiles_of_rows // PROCESSORS))
+        programs = min(gemm_shapes.MOST_PROGRAMS, -(-shape.tiles * shape.splits * tiles_of_rows // PROCESSORS))
         assert shape.stages > 0 and programs * (shape.shared + 1024) <= MEMORY
-        assert shape.splits == tiles_of_rows == 1 or shape.tiles * shape.splits * tiles_of_rows <= PROCESSORS
+        each = shape.tiles * shape.splits * tiles_of_rows / PROCESSORS
+        most = gemm_shapes.CLUSTERED_TWICE if shape.splits == gemm_shapes.LARGEST_CLUSTER else 1
+        assert shape.splits == tiles_of_rows == 1 or each <= most or (shape.splits == 2 and shape.tiles > PROCESSORS)
 
 
 def test_rows_are_shared_out_where_the_weight_leaves_processors_idle():
     size = {"rows": 128, "processors": PROCESSORS}
     shapes = [
-        gemm.shape_of(gemm.BFLOAT16, inputs=inputs, outputs=outputs, activation=act, **size)
+        gemm_shapes.shape_of(gemm_shapes.BFLOAT16, inputs=inputs, outputs=outputs, activation=act, **size)
         for inputs, outputs, act in (
             (512, 512, None), (1024, 1024, None), (1024, 4096, Activation("gelu")), (4096, 1024, None),
             (2048, 2048, None),
         )
     ]  # fmt: skip
     assert [(shape.rows, shape.splits) for shape in shapes] == [(32, 1), (64, 2), (128, 2), (128, 4), (128, 2)]
-    fewer = [gemm.shape_of(gemm.BFLOAT16, 64, inputs, inputs, None, PROCESSORS).rows for inputs in (512, 1024)]
+    fewer = [
+        gemm_shapes.shape_of(gemm_shapes.BFLOAT16, 64, inputs, inputs, None, PROCESSORS).rows for inputs in (512, 1024)
+    ]
     assert fewer == [32, 64]
 
 
 def test_narrow_weights_of_many_inputs_are_shared_out():
     shapes = [
-        gemm.shape_of(gemm.FLOAT16, 32, *size, None, PROCESSORS) for size in ((512, 512), (4096, 1024), (4096, 12288))
+        gemm_shapes.shape_of(gemm_shapes.FLOAT16, 32, *size, None, PROCESSORS)
+        for size in ((512, 512), (4096, 1024), (4096, 12288))
     ]
-    assert [(shape.tiles, shape.splits) for shape in shapes] == [(8, 1), (16, 4), (192, 1)]
+    assert [(shape.tiles, shape.splits) for shape in shapes] == [(8, 1), (16, 4), (192, 2)]
     # boxes of gates, and of what they gate
-    assert gemm.shape_of(gemm.E4M3, 32, 4096, 22016, Activation("silu", gated=True), PROCESSORS).box_rows == 32
+    assert (
+        gemm_shapes.shape_of(gemm_shapes.E4M3, 32, 4096, 22016, Activation("silu", gated=True), PROCESSORS).box_rows
+        == 32
+    )
 
 
 def test_clusters_of_four_are_made_of_three_quarters_of_the_processors():
     few, many = (
-        [gemm.shape_of(gemm.BFLOAT16, rows, 1024, 64 * tiles, None, PROCESSORS).splits for tiles in (24, 25, 66, 67)]
+        [
+            gemm_shapes.shape_of(gemm_shapes.BFLOAT16, rows, 1024, 64 * tiles, None, PROCESSORS).splits
+            for tiles in (24, 25, 66, 67)
+        ]
         for rows in (16, 64)
     )
     assert few == [4, 2, 2, 1] and many == [2, 2, 2, 1]
     # many rows have eight lines a program, few two
     lines = (1, 2, 4, 8, 16, 32)
     splits = {
-        rows: [gemm.shape_of(gemm.BFLOAT16, rows, 64 * n, 512, None, PROCESSORS).splits for n in lines]
+        rows: [gemm_shapes.shape_of(gemm_shapes.BFLOAT16, rows, 64 * n, 512, None, PROCESSORS).splits for n in lines]
         for rows in (16, 32)
     }
     assert splits == {16: [1, 1, 2, 4, 4, 4], 32: [1, 1, 1, 1, 2, 4]}
+
+
+def test_two_programs_of_long_clusters_share_a_processor():
+    shapes = [
+        gemm_shapes.shape_of(gemm_shapes.BFLOAT16, rows, inputs, 64 * tiles, None, PROCESSORS)
+        for rows, inputs, tiles in ((8, 2048, 32), (32, 5120, 41), (32, 2048, 42), (64, 2048, 32), (8, 1984, 32))
+    ]
+    assert [shape.splits for shape in shapes] == [4, 4, 2, 2, 2]
+    assert all(2 * (shape.shared + 1024) <= MEMORY for shape in shapes[:2])
+
+
+def test_programs_of_large_weights_are_halved_where_that_leaves_processors_less_each():
+    cases = ((4096, 12288), (4096, 22016), (2048, 12288), (4096, 64 * 133))  # a processor has 2, 3, 2 and 2 programs
+    for rows in (8, 64):
+        splits = [gemm_shapes.shape_of(gemm_shapes.FLOAT16, rows, *sizes, None, PROCESSORS).splits for sizes in cases]
+        assert splits == [2, 1, 1, 2]
+
+
+def test_several_tiles_are_a_program_s_where_all_programs_run_together_then():
+    sizes = ((2048, 10240), (4096, 12288), (4096, 22016), (5120, 27648), (2048, 6144))  # 160, 192, 344, 432, 96 tiles
+    groups = {
+        (kind, rows): [gemm_shapes.shape_of(kind, rows, *size, None, PROCESSORS).groups for size in sizes]
+        for kind, rows in ((gemm_shapes.FLOAT16, 128), (gemm_shapes.FLOAT16, 64), (gemm_shapes.FLOAT16, 16),
+                           (gemm_shapes.E4M3, 128))
+    }  # fmt: skip
+    assert list(groups.values()) == [[2, 2, 3, 1, 1], [1, 1, 3, 1, 1], [1] * 5, [1] * 5]
+    suits = {
+        kind: [gemm_shapes.suits(kind, rows, *size, PROCESSORS) for rows in (64, 128, 129) for size in sizes]
+        for kind in (gemm_shapes.FLOAT16, gemm_shapes.E4M3)
+    }
+    assert suits[gemm_shapes.FLOAT16] == [True] * 8 + [False, True] + [False] * 5
+    assert suits[gemm_shapes.E4M3] == [True] * 6 + [False] * 3 + [True] + [False] * 5
 
 
 def test_off_cuda_products_are_the_library_s():

@@ -12,7 +12,7 @@ from tests.engines import pipeline
 from tests.families import MODELS, inputs_of
 from vlm.layers.norm import RmsNorm
 from vlm.ops.activation import Activation
-from vlm.ops.kernels import gemm, nvrtc
+from vlm.ops.kernels import gemm, gemm_shapes, nvrtc
 from vlm.ops.kernels.norms_ahead import Norm, NormsAhead, Product
 from vlm.ops.kernels.product_norms import MOST_ROWS, Link, between, may_be_followed
 
@@ -37,11 +37,11 @@ DECODERS = (
 
 @pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
 @pytest.mark.parametrize("stream", [gemm.TYPES[torch.bfloat16], gemm.TYPES[torch.float32]])
-@pytest.mark.parametrize("rows", [size for size in gemm.ROWS if size <= MOST_ROWS])
+@pytest.mark.parametrize("rows", [size for size in gemm_shapes.ROWS if size <= MOST_ROWS])
 def test_it_compiles_ahead_of_a_norm_and_behind(rows, stream):
-    for splits in (1, gemm.LARGEST_CLUSTER):
+    for splits in (1, gemm_shapes.LARGEST_CLUSTER):
         for gated, normed, followed in ((False, False, stream), (True, True, None)):
-            shape = gemm.Shape(gemm.BFLOAT16, rows, 512, 512, gated, splits, 4, normed)
+            shape = gemm_shapes.Shape(gemm_shapes.BFLOAT16, rows, 512, 512, gated, splits, 4, normed)
             values = gemm.constants(shape, gemm.TYPES[torch.bfloat16], gemm.ACTIVATIONS["silu"] * gated, None, followed)
             assert nvrtc.compiled("gemm.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
 

@@ -3,8 +3,8 @@
 // A program computes a tile of the outputs of ROWS rows, or a share of the inputs of one: the SPLITS programs of a
 // cluster send each other their sums in the end, and each adds up those of its share of the rows. One warp copies: it
 // requests the first parts of the weight before the kernels ahead of this one have ended, then those of the rows, and
-// each further one as soon as its place is free. Four warps multiply: the weight is the left side of the tensor cores'
-// products, so that few rows leave no part of them empty.
+// each further one as soon as its place is free. Groups of four warps multiply, 64 outputs each: the weight is the left side
+// of the tensor cores' products, so that few rows leave no part of them empty.
 //
 // Sums of products of e4m3 keep some 14 bits in the tensor cores: those of a stage are added in float32.
 //
@@ -13,7 +13,7 @@
 // (NORM) takes that product for its rows, and divides its sums by the root of the row's mean square.
 //
 // Defined when it is compiled: KIND, Y_TYPE, BIAS_TYPE, ACT, NORM, FOLLOWED, STREAM (see the lists), BIAS, GATED, INPUTS,
-// OUTPUTS, ROWS (8, 16, 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
+// OUTPUTS, GROUPS, ROWS (8, 16, 32, 64 or 128; those beyond the rows that there are come as zeros), SPLITS, STAGES.
 
 #include "vectors.cuh"
 #include "barriers.cuh"
@@ -28,8 +28,8 @@
 #define DENSE_BFLOAT16 3
 
 constexpr bool SCALED = KIND == INT8 || KIND == E4M3;
-constexpr int THREADS = 128;                             // that multiply
-constexpr int TILE = 64;                                 // rows of the weight
+constexpr int THREADS = 128 * GROUPS;                    // that multiply
+constexpr int TILE = 64 * GROUPS;                        // rows of the weight
 constexpr int RESULTS = GATED ? TILE / 2 : TILE;         // of a row of x: where they are gated, half a tile is gates
 constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS;     // of a row of y
 constexpr int LINE = 128;                                // bytes of a row of a stage
@@ -42,6 +42,7 @@ constexpr int PAIRS_APART = THREADS / VECTORS;           // those of a thread
 constexpr int EACH = (PAIRS_EACH + PAIRS_APART - 1) / PAIRS_APART;
 static_assert(PAIRS_EACH > 0, "a program of a cluster finishes two rows or more");
 static_assert(!FOLLOWED || OUTPUTS % TILE == 0 && !GATED, "a norm's rows are whole tiles");
+static_assert(GROUPS == 1 || !FOLLOWED && !NORM, "a norm's tiles are those of a group");
 
 #include "product_norms.cuh"
 
@@ -164,13 +165,13 @@ __device__ __forceinline__ void copy_all(const TensorMap* weight, const TensorMa
     }
 }
 
-// Requests the products of a stage.
+// Requests the products of a stage with the outputs of a group.
 __device__ __forceinline__ void multiply_stage(Sum (&c)[ROWS / 2], u32 at, bool adds) {
+    const u32 weight = at + (GROUPS > 1 ? threadIdx.x / 128 * (64 * LINE) : 0), x = at + WEIGHT_STAGE;
     fence(c);
     begin_products();
 #pragma unroll
-    for (int k = 0; k < LINE; k += 32)
-        multiply(c, described(at + k), described(at + WEIGHT_STAGE + k), adds || k);
+    for (int k = 0; k < LINE; k += 32) multiply(c, described(weight + k), described(x + k), adds || k);
     end_products();
     fence(c);
 }

@@ -1,0 +1,150 @@
+"""How a product of several rows is shared out among programs (gemm.cu), as measured within layers of models from
+T5-small to LLaMA-7B, of 4 to 128 rows, on an H100 and an H200."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from vlm.ops.activation import Activation
+from vlm.ops.kernels.nvrtc import LINE
+from vlm.ops.kernels.product_norms import TILE
+
+GROUP_WARPS, MOST_GROUPS = 4, 3  # as in gemm.cu: those that multiply TILE outputs; and of a program
+ROWS = (8, 16, 32, 64, 128)  # of a program
+MANY_ROWS, FEW_ROWS, FEW_LINES = ROWS[-1], 32, 8  # and lines of a program whose weights others read again
+LARGEST_CLUSTER, CLUSTERED = 4, 0.75  # and the part of the processors of which clusters that large are made
+CLUSTERED_TWICE = 1.25  # the same of programs of few rows and many lines, two of which share a processor
+SHORT, LONG = 2, 8  # lines of a program, at least: of few rows, and of many, whose sums take longer to merge
+EVEN_LINES = 64  # of rows that are halved so that processors have about as much each
+MOST_BYTES = 32 * 1024**2  # of a weight that meets many rows, in programs that do not run together
+MEMORY, EXTRAS = 227 * 1024, 2560  # bytes of a processor, and of a program beside its stages
+MOST_PROGRAMS = 4  # of a processor
+VECTOR = 4  # results that are stored at once
+INT8, E4M3, FLOAT16, BFLOAT16 = range(4)
+HALVES = (FLOAT16, BFLOAT16)
+ITEM_BYTES = {INT8: 1, E4M3: 1, FLOAT16: 2, BFLOAT16: 2}
+MOST_STAGES = {INT8: 8, E4M3: 8, FLOAT16: 16, BFLOAT16: 16}  # of a program: more are on their way before the rows, but
+# leave the kernels beside it less room
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a kernel is compiled for, and how programs share its results."""
+
+    kind: int
+    rows: int
+    inputs: int
+    outputs: int
+    gated: bool
+    splits: int
+    stages: int
+    normed: bool = False  # the rows are an RMS norm's
+    groups: int = 1  # of warps, which have TILE outputs each
+
+    @property
+    def tile(self) -> int:
+        """Rows of the weight that a program has."""
+        return TILE * self.groups
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.outputs // self.tile)
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and a warp that copies."""
+        return 32 * (GROUP_WARPS * self.groups + 1)
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of the weight that are copied at once: where they are gated, half a tile's."""
+        return self.tile // 2 if self.gated else self.tile
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums take the place
+        of the stages, or lie beside them where other programs send some."""
+        ring, sums = self.stages * LINE * (self.tile + self.rows), _sums(self.rows, self.tile)
+        together = ring + sums if self.splits > 1 else max(ring, sums)
+        return 1024 + together + 16 * self.stages + 8 + _norm_bytes(self.rows, self.normed)
+
+
+def suits(kind: int, rows: int, inputs: int, outputs: int, processors: int) -> bool:
+    """Tells whether the kernel takes a product, and is no slower than the library. Of a large weight that meets many
+    rows it is where all programs run together, but for the sums of 8 bits."""
+    tiles = -(-outputs // TILE)
+    if rows > MANY_ROWS or tiles > MOST_PROGRAMS * processors:
+        return False
+    if rows <= MANY_ROWS // 2 or inputs * ITEM_BYTES[kind] * outputs <= MOST_BYTES:
+        return True
+    return kind in HALVES and tiles <= MOST_GROUPS * processors
+
+
+@functools.cache
+def shape_of(
+    kind: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    activation: Activation | None,
+    processors: int,
+    normed: bool = False,
+) -> Shape:
+    """Returns how a product is shared out."""
+    padded = next((most for most in ROWS if rows <= most), ROWS[-1])
+    groups = _num_groups(-(-outputs // TILE), padded, processors) if kind in HALVES else 1
+    tile = TILE * groups
+    tiles, lines, of_program = -(-outputs // tile), inputs * ITEM_BYTES[kind] // LINE, padded
+    splits = 1 if groups > 1 else _num_splits(tiles, lines, padded, processors)
+    if padded == MANY_ROWS or lines <= FEW_LINES:
+        of_program = _program_rows(padded, splits * tiles, processors // 2)
+    programs = splits * tiles * padded // of_program
+    share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
+    if splits == LARGEST_CLUSTER and programs > CLUSTERED * processors:
+        share = max(share, 2)
+    sums = (_sums(of_program, tile) if splits > 1 else 0) + _norm_bytes(of_program, normed)
+    room = (MEMORY // share - EXTRAS - sums) // (LINE * (tile + of_program))
+    stages = min(MOST_STAGES[kind], -(-lines // splits), room)
+    gated = activation is not None and activation.gated
+    return Shape(kind, of_program, inputs, outputs, gated, splits, stages, normed, groups)
+
+
+def _sums(rows: int, tile: int) -> int:
+    """Returns the bytes of a tile's sums."""
+    return 4 * rows * (tile + VECTOR)
+
+
+def _norm_bytes(rows: int, normed: bool) -> int:
+    """Returns the bytes of what a norm's rows are multiplied by."""
+    return 4 * rows if normed else 0
+
+
+def _num_groups(tiles: int, rows: int, processors: int) -> int:
+    """Returns how many tiles are a program's, which copies its rows once for all of them: as few as let all programs
+    run together, where a processor would have two of many rows, or three."""
+    if rows <= FEW_ROWS // 2 or tiles <= processors * (1 if rows == MANY_ROWS else 2):
+        return 1
+    return next((groups for groups in range(2, MOST_GROUPS + 1) if -(-tiles // groups) <= processors), 1)
+
+
+def _num_splits(tiles: int, lines: int, rows: int, processors: int) -> int:
+    """Returns how many programs share the inputs of a tile: clusters of two on all processors, larger ones on some, as
+    few groups of processors hold a whole number of those, and two where processors have a third less each, then."""
+    if tiles > processors:
+        halves, wholes = -(-2 * tiles // processors), -(-tiles // processors)
+        return 2 if lines >= EVEN_LINES and halves < 2 * wholes else 1
+    is_long = rows <= FEW_ROWS and lines >= LARGEST_CLUSTER * LONG
+    clustered = CLUSTERED_TWICE if is_long else CLUSTERED
+    splits, most = 1, min(LARGEST_CLUSTER, lines // (SHORT if rows < FEW_ROWS else LONG))
+    while 2 * splits <= most and 2 * splits * tiles <= processors * (clustered if splits > 1 else 1):
+        splits *= 2
+    return splits
+
+
+def _program_rows(rows: int, programs: int, processors: int) -> int:
+    """Returns the rows of a program: the fewer it has the sooner they are there, and the more often a weight is
+    read."""
+    while rows > FEW_ROWS and 2 * programs <= processors:
+        rows, programs = rows // 2, 2 * programs
+    return rows
