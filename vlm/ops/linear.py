@@ -26,6 +26,9 @@ def linear(
     the sums stay float32."""
     if x.is_cuda and x.ndim > 2:  # the same kernels, and ends of the library's products, for rows that lie in images
         return linear(x.flatten(0, -2), weight, bias, out_fp32, activation).unflatten(0, x.shape[:-1])
+    wide, wide_bias = _with_padding(weight, bias)
+    if len(wide) > len(weight) and len(x) > 1 and activation is None:  # results are a view of wider rows
+        return linear(x, wide, wide_bias, out_fp32)[..., : len(weight)]
     # our kernels have no gradients
     if x.is_cuda and x.dtype != torch.float32 and not torch.is_grad_enabled():
         from vlm.ops.kernels import gemm
@@ -37,7 +40,7 @@ def linear(
     if activation is not None and _ends_with(activation, x):
         own = _no_bias(len(weight), x.dtype, x.device) if bias is None else bias
         return torch.ops.aten._addmm_activation(own, x, weight.t(), use_gelu=activation.name == "gelu_new")
-    return activated(_product(x, weight, bias, out_fp32), activation)
+    return activated(_library(x, weight, bias, out_fp32), activation)
 
 
 def _ends_with(activation: Activation, x: Tensor) -> bool:
@@ -53,12 +56,10 @@ def _no_bias(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(width, dtype=dtype, device=device)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
-    """Returns x weightᵀ + bias by the library; where both sides have padding their results are a view of wider rows."""
+def _with_padding(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Returns both with the zeros behind them, where there are as many behind both."""
     wide, wide_bias = with_padding(weight), None if bias is None else with_padding(bias)
-    if len(wide) > len(weight) and (wide_bias is None or len(wide_bias) == len(wide)):
-        return _library(x, wide, wide_bias, out_fp32)[..., : len(weight)]
-    return _library(x, weight, bias, out_fp32)
+    return (wide, wide_bias) if wide_bias is None or len(wide_bias) == len(wide) else (weight, bias)
 
 
 def _library(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:

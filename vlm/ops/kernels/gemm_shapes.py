@@ -10,9 +10,11 @@ from vlm.ops.activation import Activation
 from vlm.ops.kernels.nvrtc import LINE
 from vlm.ops.kernels.product_norms import TILE
 
-GROUP_WARPS, MOST_GROUPS = 4, 3  # as in gemm.cu: those that multiply TILE outputs; and of a program
+GROUP_WARPS = 4  # as in gemm.cu: those that multiply TILE outputs
 ROWS = (8, 16, 32, 64, 128)  # of a program
 MANY_ROWS, FEW_ROWS, FEW_LINES = ROWS[-1], 32, 8  # and lines of a program whose weights others read again
+# groups of warps of a program, and the programs that a processor may have then: the first that there is room for
+GROUPS = {8: ((1, 4), (2, 3)), 32: ((1, 2), (3, 1), (1, 4), (2, 3)), MANY_ROWS: ((1, 1), (2, 1), (3, 1), (2, 2))}
 LARGEST_CLUSTER, CLUSTERED = 4, 0.75  # and the part of the processors of which clusters that large are made
 CLUSTERED_TWICE = 1.25  # the same of programs of few rows and many lines, two of which share a processor
 SHORT, LONG = 2, 8  # lines of a program, at least: of few rows, and of many, whose sums take longer to merge
@@ -71,14 +73,13 @@ class Shape:
 
 
 def suits(kind: int, rows: int, inputs: int, outputs: int, processors: int) -> bool:
-    """Tells whether the kernel takes a product, and is no slower than the library. Of a large weight that meets many
-    rows it is where all programs run together, but for the sums of 8 bits."""
-    tiles = -(-outputs // TILE)
-    if rows > MANY_ROWS or tiles > MOST_PROGRAMS * processors:
-        return False
-    if rows <= MANY_ROWS // 2 or inputs * ITEM_BYTES[kind] * outputs <= MOST_BYTES:
-        return True
-    return kind in HALVES and tiles <= MOST_GROUPS * processors
+    """Tells whether the kernel takes a product, and is no slower than what else computes it. Of a large weight that
+    meets many rows, and of the largest ones of 8 bits, it is where all programs run together."""
+    together = -(-outputs // TILE) <= MOST_PROGRAMS * processors
+    if rows <= MANY_ROWS // 2:
+        return together or kind in HALVES
+    is_small = inputs * ITEM_BYTES[kind] * outputs <= MOST_BYTES
+    return rows <= MANY_ROWS and together and (is_small or kind in HALVES)
 
 
 @functools.cache
@@ -93,7 +94,8 @@ def shape_of(
 ) -> Shape:
     """Returns how a product is shared out."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
-    groups = _num_groups(-(-outputs // TILE), padded, processors) if kind in HALVES else 1
+    grouped = kind in HALVES and not normed
+    groups = _num_groups(-(-outputs // TILE), padded, processors) if grouped else 1
     tile = TILE * groups
     tiles, lines, of_program = -(-outputs // tile), inputs * ITEM_BYTES[kind] // LINE, padded
     splits = 1 if groups > 1 else _num_splits(tiles, lines, padded, processors)
@@ -121,11 +123,9 @@ def _norm_bytes(rows: int, normed: bool) -> int:
 
 
 def _num_groups(tiles: int, rows: int, processors: int) -> int:
-    """Returns how many tiles are a program's, which copies its rows once for all of them: as few as let all programs
-    run together, where a processor would have two of many rows, or three."""
-    if rows <= FEW_ROWS // 2 or tiles <= processors * (1 if rows == MANY_ROWS else 2):
-        return 1
-    return next((groups for groups in range(2, MOST_GROUPS + 1) if -(-tiles // groups) <= processors), 1)
+    """Returns how many tiles are a program's, which copies its rows once for all of them."""
+    ways = GROUPS[max(least for least in GROUPS if least <= rows)]
+    return next((groups for groups, most in ways if -(-tiles // groups) <= most * processors), 1)
 
 
 def _num_splits(tiles: int, lines: int, rows: int, processors: int) -> int:
