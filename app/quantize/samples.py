@@ -12,6 +12,7 @@ from typing import Any
 
 from vlm.errors import ImageError, InputError, VlmError, listed
 from vlm_app.ocr.documents.sources import find_documents
+from vlm_app.text.json_lines import line_object
 from vlm_app.text.prompts import prompt_of
 from vlm_app.text.sources import Item, from_file
 
@@ -112,11 +113,9 @@ def _line(item: Item) -> Item:
     if item.error or not item.text.strip():
         return item
     try:
-        fields = json.loads(item.text)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        return Item(item.source, item.line, error="it is no JSON object")
+        fields = line_object(item.text)
+    except InputError as error:
+        return Item(item.source, item.line, error=str(error))
     reference = next((fields[name] for name in REFERENCES if isinstance(fields.get(name), str)), None)
     named = {RENAMED.get(name, name): value for name, value in fields.items()}
     prompt = prompt_of(Item(item.source, item.line, json.dumps(named, ensure_ascii=False)))

@@ -69,7 +69,7 @@ def folder_of(model: str | Path, **options: Any) -> Path:
 
 def check_family(folder: Path, pipeline: Pipeline) -> None:
     """Raises InputError for a folder of another family than an engine's."""
-    if (family := match_family(HFFolder(folder).config).name) != pipeline.family.name:
+    if (family := match_family(HFFolder(folder).config, folder).name) != pipeline.family.name:
         raise InputError(
             f"{folder.name} is a {family} model, the engine was made of a {pipeline.family.name} model; give the folder"
             " that it was made of."

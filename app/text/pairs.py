@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import InputError, listed
+from vlm_app.text.json_lines import line_object
 from vlm_app.text.prompts import IMAGES
 from vlm_app.text.sources import Item, beside, lines
 
 SOURCES = ("text", "source", "document", "question", "prompt")
 REFERENCES = ("reference", "summary", "target", "translation", "answer")
+WHAT = 'JSON object with "text" and "reference", or "image", "question" and "answer"'
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ def _pair(item: Item, suffix: str) -> Pair | str:
         whole = tab and text.strip() and reference.strip() and "\t" not in reference
         return Pair(text, reference, item.place) if whole else f"{item.place}: it is not a text, a tab and a reference"
     try:
-        fields = json.loads(item.text)
-        text, reference = (next(fields[n] for n in names if n in fields) for names in (SOURCES, REFERENCES))
-        images = next((fields[name] for name in IMAGES if name in fields), ())
-    except (ValueError, TypeError, RuntimeError, StopIteration):
-        return f'{item.place}: it is no JSON object with "text" and "reference", or "image", "question" and "answer"'
+        fields = line_object(item.text, WHAT)
+    except InputError as error:
+        return f"{item.place}: {error}"
+    if not all(any(name in fields for name in names) for names in (SOURCES, REFERENCES)):
+        return f"{item.place}: it is no {WHAT}"
+    text, reference = (next(fields[n] for n in names if n in fields) for names in (SOURCES, REFERENCES))
+    images = next((fields[name] for name in IMAGES if name in fields), ())
     images = [images] if isinstance(images, str) else images
     if not (isinstance(text, str) and isinstance(reference, str) and text.strip() and reference.strip()):
         return f"{item.place}: text or reference is no text"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
+from vlm_app.text.json_lines import line_object
 from vlm_app.text.sources import Item, beside, beside_words, checked
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 WORDS = ("prompt", "text", "messages")
 IMAGES = ("images", "image")
+WHAT = 'JSON object with "prompt", "text" or "messages"'
 QUESTION = "question"  # of an image; a model that has no tasks is asked it as a prompt
 
 
@@ -39,13 +41,9 @@ def prompt_of(item: Item, raw: bool = False) -> Item:
 
 
 def _fields(item: Item) -> dict[str, Any]:
-    keys = '"prompt", "text" or "messages"'
-    try:
-        fields = json.loads(item.text)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict) or not any(name in fields for name in (*WORDS, *IMAGES, QUESTION)):
-        raise InputError(f"it is no JSON object with {keys}")
+    fields = line_object(item.text, WHAT)
+    if not any(name in fields for name in (*WORDS, *IMAGES, QUESTION)):
+        raise InputError(f"it is no {WHAT}")
     for alike in (WORDS, IMAGES):
         if len(names := [name for name in alike if name in fields]) > 1:
             raise InputError(f"it has {listed(names)}; give one of them")

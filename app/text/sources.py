@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import errno
 import itertools
-import json
 import os
 import stat
 import sys
@@ -15,8 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlm.errors import InputError
+from vlm_app.text.json_lines import line_object
 
 STDIN = "-"
+WORDS = ("text", "source", "document")  # of an object of JSON
+WHAT = 'JSON object with "text"'
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how a file begins
 MAX_BYTES = 2**24  # of a text; no model takes so many, and several are held at once
 MAX_SKIPPED = 2**30  # of a line that is too long, to find the next one
@@ -69,10 +71,12 @@ def text_of(item: Item) -> Item:
     if item.error or not item.text.strip():
         return item
     try:
-        fields = json.loads(item.text)
-        text = next(fields[name] for name in ("text", "source", "document") if name in fields)
-    except (ValueError, TypeError, RecursionError, StopIteration):
-        return Item(item.source, item.line, error='it is no JSON object with "text"')
+        fields = line_object(item.text, WHAT)
+    except InputError as error:
+        return Item(item.source, item.line, error=str(error))
+    if not (names := [name for name in WORDS if name in fields]):
+        return Item(item.source, item.line, error=f"it is no {WHAT}")
+    text = fields[names[0]]
     if not isinstance(text, str):
         return Item(item.source, item.line, error="its text is no string")
     return checked(Item(item.source, item.line, text, fields=beside_words(fields)))

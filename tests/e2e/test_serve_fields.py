@@ -395,6 +395,7 @@ def test_errors_name_field_and_code(served, client):
     broken = httpx.post(
         f"{served.url}/v1/chat/completions", content='{"model": ', headers={"content-type": "application/json"}
     )
-    assert broken.status_code == 400 and "the request is no JSON" in broken.json()["error"]["message"]
+    said_of_it = "the request is no JSON: Expecting value at column 11; correct it there."
+    assert broken.status_code == 400 and broken.json()["error"]["message"] == said_of_it
     listed = httpx.post(f"{served.url}/v1/chat/completions", json=[1])
     assert listed.status_code == 400 and listed.json()["error"]["message"].endswith(".")

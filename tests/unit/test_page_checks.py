@@ -188,7 +188,8 @@ def test_published_lines_are_read_unchanged(tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "is no JSON"), ("[1]", "is no JSON object"), ("[" * 100_000, "is no JSON"),
+        ("{", "no JSON (Expecting property name enclosed in double quotes at column 2); write an object"),
+        ("[1]", "is no JSON object"), ("[" * 100_000, "is no JSON"),
         ('{"type": "poem"}', "has the type 'poem'; allowed are present,"), ("{}", "has the type None"),
         ('{"type": "order", "pdf": "a", "page": 1, "id": "x", "before": "b"}', "has no after"),
         ('{"type": "present", "pdf": "a", "page": 1, "id": "x", "text": "b", "max_diff": 1}', "has 'max_diff'"),

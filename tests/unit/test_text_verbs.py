@@ -101,6 +101,10 @@ def test_a_whole_file_and_jsonl(tmp_path):
     assert [item.text for item in found if item.error is None] == ["a", "", "b"]
     assert [item.line for item in found if item.error] == [4, 5, 6, 7, 8]
     assert "character 1 of it is not Unicode text" in found[5].error
+    words = 'it is no JSON object with "text"'
+    assert [found[place].error for place in (3, 6, 7)] == [
+        words, f"{words}: it is nested too deeply", f"{words}: Expecting value at column 1"
+    ]  # fmt: skip
 
 
 def test_arguments_and_stdin(monkeypatch):

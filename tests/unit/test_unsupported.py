@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
+from vlm.build.from_model import build_model, convert_model
 from vlm.build.locate import locate
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from vlm.registry.catalogs import match_family
+from vlm_app.cli.artifacts.inspect import describe_folder
 from vlm_app.cli.main import main
 
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "gpt2", "r": 8, "target_modules": ["c_attn"]}
@@ -120,6 +123,15 @@ def test_configuration(config, says, tmp_path):
     folder = write(tmp_path / "model", {"config.json": config, "model.safetensors": W})
     with pytest.raises(ConfigError, match=says):
         convert_folder(folder, tmp_path / "out")
+
+
+def test_a_configuration_without_model_type_is_named_by_its_place(tmp_path):
+    folder = write(tmp_path / "model", {"config.json": {"d_model": 4}, "model.safetensors": W})
+    verbs = (build_model, convert_model)
+    for ask in (describe_folder, *(partial(verb, out=tmp_path / "out") for verb in verbs)):
+        with pytest.raises(ConfigError) as error:
+            ask(folder)
+        assert str(error.value).startswith(f"{folder / 'config.json'} names no model_type: ")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vlm.errors import VlmError
+from vlm.errors import VlmError, first_line
 from vlm.limits import MAX_JSON_BYTES
 
+MEND = "correct it there, or download or make the file again"  # what is to be done with a damaged one
+TOO_DEEP, TOO_MANY_DIGITS = "it is nested too deeply", "a number in it has too many digits"
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -63,7 +65,19 @@ def load_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
     try:
         return json.loads(read_small(path, limit).decode("utf-8"))
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Returns why a text is no JSON, and where: `Expecting value in line 2 at column 7`."""
+    if isinstance(error, json.JSONDecodeError):
+        line = f" in line {error.lineno}" if "\n" in error.doc else ""
+        return f"{error.msg}{line} at column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"its byte {error.start + 1} is not UTF-8"
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
+    return TOO_MANY_DIGITS if "int_max_str_digits" in str(error) else first_line(error)
 
 
 def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
@@ -72,14 +86,14 @@ def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
     try:
         value = load_json(path)
     except FileNotFoundError:
-        absent = "" if path.parent.exists() else "; there is no such folder, give one that is there"
-        raise error(f"{path.parent} is no {what}: it holds no {path.name}{absent}.") from None
+        absent = "give one that does" if path.parent.exists() else "there is no such folder, give one that is there"
+        raise error(f"{path.parent} is no {what}: it holds no {path.name}; {absent}.") from None
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror}.") from None
-    except ValueError as reason:  # JSONDecodeError and UnicodeDecodeError
-        raise error(f"{path} is damaged: it is no valid JSON ({reason}).") from None
+    except ValueError as reason:
+        raise error(f"{path} is damaged: it is no valid JSON ({json_fault(reason)}); {MEND}.") from None
     if not isinstance(value, dict):
-        raise error(f"{path} is damaged: it holds a JSON {type(value).__name__}, expected is an object.")
+        raise error(f"{path} is damaged: it holds a JSON {type(value).__name__}, expected is an object; {MEND}.")
     return value
 
 

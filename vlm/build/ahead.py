@@ -30,7 +30,7 @@ def check_build(path: Path, kind: str, build: BuildConfig) -> None:
     if kind != "hf":
         return
     with invalid_values(path):
-        models, configs = _networks_of_config(HFFolder(path).config)
+        models, configs = _networks_of_config(HFFolder(path).config, path)
         _check_size(build, models, configs)
         if not quantizations(ModelFiles.from_path(path)):
             _check_quantization(build, models, configs)
@@ -67,9 +67,9 @@ def roles_of_weights(roles: Mapping[str, RoleWeights], name: str, options: Mappi
     return _quantized_roles(*_networks_of_weights(roles), name, options)
 
 
-def _networks_of_config(config: dict[str, Any]) -> tuple[dict[str, str], RoleConfigs]:
-    """Returns the networks' names and configurations, by role."""
-    spec = match_family(config)
+def _networks_of_config(config: dict[str, Any], folder: Path | None = None) -> tuple[dict[str, str], RoleConfigs]:
+    """Returns the names and configurations of networks, by role; `folder` as of match_family."""
+    spec = match_family(config, folder)
     return {role: each.model for role, each in spec.roles.items()}, role_configs(spec, config)
 
 

@@ -36,7 +36,7 @@ def family_of(path: Path, kind: str) -> FamilySpec | None:
         return family(EngineDir.without_weights(path).family)
     if kind == "checkpoint":
         return family(Checkpoint.open(path).family)
-    return match_family(HFFolder(path).config) if kind == "hf" else None
+    return match_family(HFFolder(path).config, path) if kind == "hf" else None
 
 
 def vision_of(path: Path, kind: str) -> VisionConfig | None:
@@ -50,5 +50,5 @@ def vision_of(path: Path, kind: str) -> VisionConfig | None:
             return configs_of(Checkpoint.open(path)).visual
         if kind == "hf":
             config = HFFolder(path).config
-            return role_configs(match_family(config), config).visual
+            return role_configs(match_family(config, path), config).visual
     return None

@@ -72,7 +72,7 @@ def _convert_folder(
     if converter is not None:
         return converter.load()(source, out, progress=progress, check=check, **options)
     folder = HFFolder(source)
-    spec = match_family(folder.config)
+    spec = match_family(folder.config, folder.path)
     configs = role_configs(spec, folder.config)
     result = _roles(folder, spec, configs)
     with _processor_files(folder, spec) as files:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.files import load_json
+from vlm.artifacts.files import read_json
+from vlm.artifacts.hf_folder import WHAT
 from vlm.errors import CheckpointError
 
 Token = dict[str, Any]  # its content and FLAGS
@@ -39,13 +40,7 @@ def named_tokens(folder: Path, own: Iterable[Mapping[str, Any]]) -> list[Token]:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Returns a JSON object, {} where there is no file. CheckpointError for one that is damaged."""
-    try:
-        settings = load_json(path) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}.") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} is damaged: it holds a JSON {type(settings).__name__}, expected is an object.")
-    return settings
+    return read_json(path, CheckpointError, WHAT) if path.exists() else {}
 
 
 def _older(folder: Path, settings: Mapping[str, Any]) -> dict[str, Token]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from vlm.artifacts.files import load_json
+from vlm.artifacts.files import read_json
 from vlm.errors import MOST_FOREIGN, EngineError, ImageError, InputError, cut, listed
 from vlm.executor.memory import is_out_of_memory
 from vlm.limits import MAX_INPUT_SIDE
@@ -47,7 +47,7 @@ class ImageProcessor:
         for name, part in PLACES:
             if not (folder / name).is_file():
                 continue
-            settings = _read(folder / name)
+            settings = read_json(folder / name, EngineError, "model")
             if part is None or isinstance(settings.get(part), dict):
                 return cls._from_settings(settings if part is None else settings[part], folder / name, specs)
         return None
@@ -172,13 +172,3 @@ class ProcessorSource:
 
 def _size(size: tuple[int, ...]) -> str:
     return f"{size[0]}×{size[1]} pixels"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = load_json(path)
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(config, dict):
-        raise EngineError(f"{path} holds no settings; copy the file from the model's folder again.")
-    return config

@@ -91,15 +91,17 @@ def check_model(path: Path) -> None:
     check_files(ModelFiles.from_path(path))
 
 
-def match_family(config: dict[str, Any]) -> FamilySpec:
-    """Returns the family of a Hugging Face config.json. Raises ConfigError when there is none."""
-    check_files(ModelFiles("this model", config=config))
+def match_family(config: dict[str, Any], folder: Path | None = None) -> FamilySpec:
+    """Returns the family of a Hugging Face config.json, which is a `folder`'s where that is known. Raises ConfigError
+    when there is none."""
+    check_files(ModelFiles("this model" if folder is None else str(folder), config=config))
     for spec in families().values():
         if spec.matches(config):
             return spec
     if (kind := config.get("model_type")) is None:
         raise ConfigError(
-            "config.json names no model_type: it is not one that transformers wrote; give a model's that is."
+            f"{(folder or Path()) / 'config.json'} names no model_type: it is not one that transformers wrote; give a"
+            " model's that is."
         )
     raise ConfigError(f"model_type {shown(kind)} is not supported; families here are {listed(sorted(families()), 40)}.")
 

@@ -53,7 +53,7 @@ def _model(config: PromptBenchConfig) -> tuple[FamilySpec, RoleConfigs, Path | N
     source = locate(config.model)
     if source.kind == "hf":
         hf = HFFolder(source.path).config
-        return (spec := match_family(hf)), role_configs(spec, hf), source.path
+        return (spec := match_family(hf, source.path)), role_configs(spec, hf), source.path
     if source.kind not in ("engine", "checkpoint"):
         raise InputError(f"--image-size needs a Hugging Face folder, and {config.model} is none; convert it first.")
     is_engine = source.kind == "engine"

@@ -118,7 +118,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
     from vlm.registry.catalogs import match_family
 
     folder = HFFolder(path)
-    family = match_family(folder.config)
+    family = match_family(folder.config, path)
     role_configs(family, folder.config)
     tensors = named_tensors(folder.tensors, family)
     names_by_role = partition_tensors(tensors, family.roles)

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from vlm.artifacts.files import open_regular
+from vlm.artifacts.files import json_fault, open_regular
 from vlm.errors import InputError, cut, listed
 from vlm_app.ocr.checks.baseline_check import BaselineCheck
 from vlm_app.ocr.checks.check import Check
@@ -82,9 +82,9 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 def _check(line: bytes, place: str) -> Check:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        raise InputError(f"{place} is no JSON; write an object like {_EXAMPLE}.") from None
+        record = json.loads(line.rstrip())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} is no JSON ({json_fault(error)}); write an object like {_EXAMPLE}.") from None
     if not isinstance(record, dict):
         raise InputError(f"{place} is no JSON object; write one like {_EXAMPLE}.")
     kind = record.get("type")

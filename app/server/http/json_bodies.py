@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from vlm.artifacts.files import json_fault
 from vlm.errors import InputError, LimitError
 
 # of a body: nothing else runs in this process while one is parsed
@@ -29,7 +30,7 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
-        raise InputError(f"the request is no JSON: {error.msg}, at character {error.pos + 1}.") from None
+        raise InputError(f"the request is no JSON: {json_fault(error)}; correct it there.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"the request is not UTF-8 (byte {error.start + 1} of it); encode its JSON so.") from None
     except RecursionError:

@@ -28,7 +28,7 @@ def completes(source: Path, adapter: Path) -> bool:
     holds. Raises ConfigError and CheckpointError for a folder that is none."""
     if not (adapter / BESIDE).exists() or converter_of(adapter) is None:
         return False
-    return "image" not in match_family(HFFolder(source).config).inputs
+    return "image" not in match_family(HFFolder(source).config, source).inputs
 
 
 def completed_base(source: Path, adapter: Path, out: Path) -> Path:

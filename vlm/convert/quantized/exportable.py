@@ -45,7 +45,7 @@ def original_roles(folder: HFFolder) -> list[OriginalRole]:
     """Returns the networks of a folder. Raises CheckpointError for one that is quantized."""
     if read_quantized(folder) is not None:
         raise CheckpointError(f"{folder.path} is quantized already; give the unquantized folder that it was made from.")
-    spec = match_family(folder.config)
+    spec = match_family(folder.config, folder.path)
     configs = role_configs(spec, folder.config)
     converted = convert_roles(named_tensors(folder.tensors, spec), spec, configs, folder.path)
     names: Mapping[str, Any] = named_tensors({name: name for name in folder.tensors}, spec)  # type: ignore
