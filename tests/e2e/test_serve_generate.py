@@ -210,7 +210,8 @@ def test_mistakes_of_infer_are_told_with_what_to_do(served, body, words):
         ({"text_input": TEXT, "max_token": 1}, 400, "max_token is unknown here (is it max_tokens or max_new_tokens?)"),
         ({"text_inputs": TEXT}, 400, "text_inputs is unknown here (is it text_input?)"),
         ({"text_input": TEXT, "image": "data:,"}, 400, "image is no input here; inputs are input_ids, "),
-        ({"text_input": TEXT, "stream": 1}, 400, "stream must be"),
+        ({"text_input": TEXT, "stream": 1}, 400, "parameter stream must be"),
+        ({"text_input": TEXT, "streaming": 1}, 400, "parameter streaming must be true or false"),
         ({"text_input": TEXT, "details": True}, 400, "is_return_log_probs"),
         ({"text_input": TEXT, "stop": [1]}, 400, "stop must be"),
         ({"text_input": TEXT, "stop": [*map(str, range(17))]}, 400, "stop has 17 strings; give at most 16"),
@@ -256,8 +257,10 @@ def test_models_that_are_not_there(served):
     for path in ("gpt/generate", "mini-t5/versions/7/generate_stream"):
         answer = asked(served, path, {"text_input": TEXT})
         assert answer.status == 404 and json.load(answer)["error"].endswith(".")
-    answer = asked(served, "mini-t5/generate", {"text_input": TEXT, "stream": True})
-    assert answer.status == 400 and "generate_stream" in json.load(answer)["error"]
+    for name in ("stream", "streaming"):
+        answer = asked(served, "mini-t5/generate", {"text_input": TEXT, name: True})
+        said = f"the parameter {name} is true; send the request to generate_stream."
+        assert answer.status == 400 and json.load(answer)["error"] == said
 
 
 def test_a_stream_that_is_left_ends_its_work(served, monkeypatch):

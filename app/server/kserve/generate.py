@@ -29,7 +29,7 @@ from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.aliases import by_own_names, sent_names
 from vlm_app.server.tensors.json_parts import json_parts
-from vlm_app.server.tensors.settings import SCALARS
+from vlm_app.server.tensors.settings import SCALARS, STREAM
 from vlm_app.server.tensors.specs import TASK_NAME, TENSORS_IN, TensorSpec, check_names
 from vlm_app.server.tensors.values import json_values
 from vlm_app.server.tensors.wire import request_from
@@ -44,7 +44,8 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
     """Gives all of the output at once."""
     generation = await _read_generation(http, name, version)
     if generation.stream:
-        raise InputError("the parameter stream is true; send the request to generate_stream.")
+        with calling(generation.sent_names):
+            raise InputError("the parameter stream is true; send the request to generate_stream.")
     outputs = await cancel_on_disconnect(http, generation.inference.outputs())
     return HttpResponse(await asyncio.to_thread(generation.to_json, outputs), media_type="application/json")
 
@@ -68,12 +69,13 @@ class Generation:
     def __init__(self, service: Service, body: bytes):
         self._service = service
         fields, sent = _read(body)
+        self.sent_names = sent
         self._id = fields.pop("id", None)
-        self.stream = _switch(fields, "stream")
         if _switch(fields, "details"):
             raise InputError("the parameter details is true; ask for log-probabilities with is_return_log_probs.")
         stop = _stop(fields.pop("stop", None))
         with calling(sent):
+            self.stream = _switch(fields, STREAM)
             request = replace(request_from(self._head(fields), memoryview(b"")), sent_names=sent)
         self.inference = read_inference(service, request, stop=stop)
 
