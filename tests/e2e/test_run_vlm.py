@@ -161,6 +161,18 @@ def test_accuracy_of_decoders_texts_and_pages(decoder):
     _agrees(call("run", "--text", "w1 w2 ?", "--text", "w5", "--model", folder, *SHORT, "--check-accuracy"), 2)
 
 
+@pytest.mark.parametrize(("flags", "count"), [((), 0), (("--top-logprobs", "2"), 2)])
+def test_a_check_prints_no_more_likeliest_tokens_than_were_asked_for(flags, count, decoder):
+    """It has log-probabilities of more tokens compared."""
+    _, folder = decoder
+    asked = ("run", "--text", "w1 w2 ?", "--model", folder, *SHORT, "--json", *flags)
+    plain, checked = call(*asked), call(*asked, "--check-accuracy")
+    _agrees(checked, 1)
+    row = json.loads(checked.stdout)
+    assert row == json.loads(plain.stdout) | {"seed": row["seed"]}
+    assert [len(top) for top in row.get("top_logprobs", ())] == [2] * (row["tokens"] if count else 0)
+
+
 def test_accuracy_of_packaged_models():
     page = str(ASSETS.parents[1] / "examples" / "page.png")
     _agrees(call("run", "--image", page, "--image", page, *SHORT, "--check-accuracy", "--dtype", "float32"), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError, counted
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 class Printer:
     """Runs inputs and prints what comes. Keeps the inputs that were answered, with their outputs."""
 
-    def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False):
-        """Prints texts as decoded where they are to be `raw`."""
-        self.pipeline, self.sampling, self.raw = pipeline, sampling, raw
+    def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False, top_logprobs: int = 0):
+        """Prints texts as decoded where they are to be `raw`, and so many of the likeliest tokens at each place, of
+        which `sampling` may ask for more."""
+        self.pipeline, self.sampling, self.raw, self.top_logprobs = pipeline, sampling, raw, top_logprobs
         self.results: list[tuple[dict[str, Any], Output]] = []
         self.failures = 0
         self.profile = Profile()
@@ -50,7 +52,8 @@ class Printer:
             self._keep(inputs[index], result)
             outputs = (result, *getattr(result, "alternatives", ()))
             texts = [text_of_output(self.pipeline, output, raw=self.raw) for output in outputs]
-            print(as_json(inputs[index], result) if json_lines else "\n".join(texts), flush=True)
+            shown = with_likeliest(result, self.top_logprobs)
+            print(as_json(inputs[index], shown) if json_lines else "\n".join(texts), flush=True)
         self._report([output for _, output in self.results])
 
     def _keep(self, fields: dict[str, Any], output: Output) -> None:
@@ -79,6 +82,14 @@ def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         while turn in pending:
             yield turn, pending.pop(turn)
             turn += 1
+
+
+def with_likeliest(output: Output, count: int) -> Output:
+    """Returns an output with at most so many of the likeliest tokens at each place."""
+    if not output.top_logprobs:
+        return output
+    kept = [dict(sorted(top.items(), key=lambda one: -one[1])[:count]) for top in output.top_logprobs]
+    return replace(output, top_logprobs=kept if count else None)
 
 
 def as_json(fields: dict[str, Any], output: Output) -> str:

@@ -100,7 +100,7 @@ def run(
     if display.save_overlay is not None:
         check_overlay(display.save_overlay, 0 if chat else len(run_inputs.images))
     name = run_inputs.default_model() if model is None else model
-    folder = None
+    folder, top_logprobs = None, sampling.get("top_logprobs", 0)
     if check_accuracy:
         run_inputs.check_comparable()
         options.check_base_alone("--check-accuracy")
@@ -126,7 +126,7 @@ def run(
             profiling=display.run_profiling,
         )
         return
-    printer = Printer(pipeline, sampling, raw=display.raw)
+    printer = Printer(pipeline, sampling, raw=display.raw, top_logprobs=top_logprobs)
     _print(printer, extras.on_inputs(run_inputs.inputs(pipeline)), run_inputs, display)
     if display.save_overlay is not None and printer.results:
         save_overlay(display.save_overlay, *printer.results[0])
