@@ -283,7 +283,7 @@ def test_a_size_that_is_no_number(tmp_path):
 def test_sizes_that_nothing_can_be_cut_by(sizes, tmp_path):
     """Its own patches are not asked for, but settings that it fails with are damaged all the same."""
     name, size = next(iter(sizes.items()))
-    with pytest.raises(EngineError, match=rf"does not fit Qwen2VLImageProcessor: {name} is {size}; it must be a whole"):
+    with pytest.raises(EngineError, match=rf"does not fit Qwen2VLImageProcessor: {name} is {size}, it must be a whole"):
         _images_of(sizes, tmp_path)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from visual_engines.families import published_settings
 from visual_engines.families.levels import MODES, Size, resized, to_levels
 from visual_engines.families.published_settings import filled, is_length, normalization_of, size_by
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, transformers_class
+from vlm.errors import shown
+from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest_sides, transformers_class
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -86,4 +87,13 @@ def _scale(size: tuple[float, float], settings: Settings) -> float | None:
     return None if longest is None else min(1.0, longest / max(size))
 
 
-PIXTRAL_IMAGES = ImageProcessorSpec("PixtralImageProcessor", _load, _settings, scale=_scale)
+def _sides(settings: Settings) -> dict[str, float]:
+    """Returns the pixels a side that settings scale to, and of a patch. ValueError for one that is no size."""
+    patch = settings.get("patch_size", DEFAULTS["patch_size"])
+    lengths = patch if isinstance(patch, list | tuple) and len(patch) == 2 else _square(patch)
+    if lengths is None or not all(map(is_length, lengths)):
+        raise ValueError(f"patch_size is {shown(patch)}, it must be a whole number above 0, or a height and a width")
+    return {**largest_sides(settings), "patch_size": max(lengths)}
+
+
+PIXTRAL_IMAGES = ImageProcessorSpec("PixtralImageProcessor", _load, _settings, sides=_sides, scale=_scale)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from visual_engines.families import published_settings
 from visual_engines.families.levels import MODES, Size, resized, to_levels
 from visual_engines.families.published_settings import filled, normalization_of, size_by
-from vlm.errors import ImageError
+from vlm.errors import ImageError, shown
 from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest, transform_by
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def _multiple(length: float, of: int, whole: Callable[[float], int]) -> int:
 def _load(name: str, settings: Settings) -> Transform:
     """Returns what the class does with one image; transformers' own one for settings of another form than is
     published."""
-    _check_sizes(settings)
     known = filled(settings, DEFAULTS)
     if known is None or (own := _squared(known)) is None or (normalization := normalization_of(known)) is None:
         return _by_transformers(name, settings)
@@ -107,7 +106,7 @@ def _check_sizes(settings: Settings) -> None:
     for name in SIZES:
         size = settings.get(name)
         if size is not None and not (isinstance(size, int) and size > 0):
-            raise ValueError(f"{name} is {size}; it must be a whole number above 0")
+            raise ValueError(f"{name} is {shown(size)}, it must be a whole number above 0")
 
 
 def _square(settings: Settings) -> int:
@@ -157,7 +156,8 @@ def _scale(size: tuple[float, float], settings: Settings) -> float | None:
 
 
 def _sides(settings: Settings) -> dict[str, float]:
-    """Returns the pixels a side of the squares that settings scale to, and of the smallest."""
+    """Returns the pixels a side of the squares that settings scale to, and of the smallest. ValueError for no sizes."""
+    _check_sizes(settings)
     pixels = {name: largest(settings.get(name)) for name in ("size", "min_pixels", "max_pixels")}
     square = math.prod(settings.get(name) or 1 for name in SIZES)
     return {name: math.sqrt(count) for name, count in pixels.items()} | {"patch_size": square}

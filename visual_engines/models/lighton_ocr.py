@@ -60,6 +60,7 @@ def parse(hf: dict[str, Any]) -> LightOnVisionConfig:
         norm_eps=text.get("rms_norm_eps", 1e-6),
         image_token_id=fields.token_id("image_token_id", 151655),
     )
+    fields.check_patches(config.image_size, config.patch_size, config.merge_size)
     fields.raise_errors()
     return config
 

@@ -61,6 +61,7 @@ def parse(hf: dict[str, Any]) -> PixtralConfig:
         activation=fields.activation("hidden_act", "gelu"),
         theta=grid_theta(fields),
     )
+    fields.check_patches(config.image_size, config.patch_size)
     fields.raise_errors()
     return config
 

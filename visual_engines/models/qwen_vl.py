@@ -96,6 +96,7 @@ def parse(hf: dict[str, Any]) -> QwenVisionConfig:
         image_token_id=token_id(hf, "image_token_id", 151655),
         **(_second(fields) if second else _first(fields, width)),
     )
+    fields.check_patches(config.image_size, config.patch_size, config.merge_size)
     fields.multiple("hidden_size" if second else "embed_dim", width, "4 · num_heads", 4 * heads)
     if config.window is not None and config.window < 1:
         fields.errors.append(f"window_size is {config.window_size}, less than a square of merged patches")

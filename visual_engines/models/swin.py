@@ -79,7 +79,9 @@ def parse(hf: dict[str, Any]) -> SwinConfig:
         activation=fields.choice("hidden_act", ACTIVATIONS, default="gelu"),
         layer_norm_eps=fields.get("layer_norm_eps", 1e-5),
     )
-    fields.errors += _malformed(config) or _contradictions(config)
+    if not (malformed := _malformed(config)):
+        fields.check_patches(config.image_size, max(config.patch_size))
+    fields.errors += malformed or _contradictions(config)
     fields.raise_errors()
     return config
 

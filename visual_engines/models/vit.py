@@ -121,6 +121,7 @@ def parse(
     )
     if invalid := [layer for layer, n in zip(feature_layers, layer_indices, strict=True) if not 0 <= n <= depth]:
         fields.errors.append(f"feature layer {invalid[0]} does not exist: there are {depth} layers")
+    fields.check_patches(config.image_size, config.patch_size)
     fields.multiple("hidden_size", config.width, "num_attention_heads", config.num_heads)
     fields.raise_errors()
     return config

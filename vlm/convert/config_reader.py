@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm.artifacts.generation_config import check_token_ids, is_token_id
 from vlm.errors import ConfigError, cut, listed, shown
+from vlm.limits import MAX_INPUT_SIDE
 
 REQUIRED = object()
 SLIDING, FULL = "sliding_attention", "full_attention"  # kinds of layers
@@ -66,6 +67,19 @@ class ConfigReader:
             return whole[0], whole[1]
         self.errors.append(f"{name} is {shown(value)}, it must be a whole number above 0, or two")
         return 1, 1
+
+    def check_patches(self, image_size: tuple[int, int], patch: int, merged: int = 1) -> None:
+        """Checks that images have no more pixels a side than image processors scale to, and room for a patch, or for a
+        square of so many `merged` patches a side. Nothing is said of sizes that are none."""
+        names = ("image_size is ", "patch_size is ", "spatial_merge_size is ")
+        if any(error.startswith(names) for error in self.errors):
+            return
+        sides = " × ".join(map(cut, image_size))
+        if max(image_size) > MAX_INPUT_SIDE:
+            self.errors.append(f"image_size is {sides}, an image has {MAX_INPUT_SIDE:,} pixels a side at most")
+        if patch * merged > min(image_size):
+            squares = f"patch_size is {cut(patch)}" + f" and spatial_merge_size {cut(merged)}" * (merged > 1)
+            self.errors.append(f"{squares}, more than images of {sides} have room for")
 
     def choice(self, name: str, allowed: Iterable[Any], default: Any = None) -> Any:
         """Returns the value of a key that may only have certain ones; absent, it has `default`."""

@@ -15,8 +15,9 @@ from vlm.convert.quantized.source import read_quantized
 from vlm.convert.roles import convert_roles, named_tensors, role_configs
 from vlm.convert.tokenizer_files import completed_settings, completed_tokenizer, make_tokenizer
 from vlm.convert.values import invalid_values
-from vlm.errors import InputError, listed
+from vlm.errors import CheckpointError, InputError, listed
 from vlm.registry.catalogs import check_model, converter_of, converters, match_family
+from vlm.registry.image_settings import image_settings
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 
@@ -74,6 +75,7 @@ def _convert_folder(
     folder = HFFolder(source)
     spec = match_family(folder.config, folder.path)
     configs = role_configs(spec, folder.config)
+    _check_images(folder, spec, configs)
     result = _roles(folder, spec, configs)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
@@ -87,6 +89,14 @@ def _convert_folder(
             quantization_options=result.options,
             progress=progress,
         )
+
+
+def _check_images(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> None:
+    """Raises CheckpointError for settings of images that none can be read by."""
+    if configs.visual is not None and spec.image_processors:
+        settings = image_settings(folder.path, spec.image_processors, CheckpointError)
+        if settings is not None:
+            settings.check_sizes(CheckpointError, configs.visual.image_size)
 
 
 def _roles(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> QuantizedRoles:

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from vlm.artifacts.files import read_json
-from vlm.errors import MOST_FOREIGN, EngineError, ImageError, InputError, cut, listed
+from vlm.errors import EngineError, ImageError, InputError, listed
 from vlm.executor.memory import is_out_of_memory
-from vlm.limits import MAX_INPUT_SIDE
+from vlm.registry.image_settings import UNFIT, image_settings
 from vlm.registry.images import ImageProcessorSpec, QuestionUse, Settings
 from vlm.requests.pixels import ImagePixels, pixel_values
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# where a folder keeps its settings and in which part; Hugging Face prefers what processor_config.json nests
-PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
-
-# what transformers' classes and torch raise for settings that are none
-UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-UNREADABLE = (ArithmeticError, RuntimeError, ValueError)  # and for shapes that they cannot scale
+# what transformers' classes and torch raise for shapes that they cannot scale
+UNREADABLE = (ArithmeticError, RuntimeError, ValueError)
 NO_QUESTION = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
 
 
@@ -39,37 +34,16 @@ class ImageProcessor:
 
     @classmethod
     def from_dir(cls, folder: Path, specs: Sequence[ImageProcessorSpec]) -> ImageProcessor | None:
-        """Reads its part of processor_config.json, else preprocessor_config.json; None where there is neither.
-
-        `specs`: a family's, of which the first is meant where the file names none. EngineError when it is damaged or
-        names another one.
-        """
-        for name, part in PLACES:
-            if not (folder / name).is_file():
-                continue
-            settings = read_json(folder / name, EngineError, "model")
-            if part is None or isinstance(settings.get(part), dict):
-                return cls._from_settings(settings if part is None else settings[part], folder / name, specs)
-        return None
-
-    @classmethod
-    def _from_settings(
-        cls, settings: dict[str, Any], path: Path, specs: Sequence[ImageProcessorSpec]
-    ) -> ImageProcessor:
-        kind = processor_kind(settings) or specs[0].name
-        spec = next((spec for spec in specs if spec.name == kind), None)
-        if spec is None:
-            raise EngineError(f"{path} asks for {cut(kind)}; supported are {listed(spec.name for spec in specs)}.")
+        """Reads its settings as `image_settings` finds them; None where there are none. EngineError for those that are
+        damaged, or for another processor than the `specs`."""
+        found = image_settings(folder, specs, EngineError)
+        if found is None:
+            return None
+        found.check_sizes(EngineError)
         try:
-            if large := [name for name, side in spec.sides(settings).items() if side > MAX_INPUT_SIDE]:
-                raise EngineError(
-                    f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it"
-                    " again."
-                )
-            return cls(spec, settings, path.parent)
+            return cls(found.spec, found.settings, folder)
         except UNFIT as error:
-            reason = cut(" ".join(str(error).split()).rstrip("."), MOST_FOREIGN)
-            raise EngineError(f"{path} does not fit {kind}: {reason}.") from None
+            raise EngineError(found.unfit(error)) from None
 
     @classmethod
     def default(cls, spec: ImageProcessorSpec, image_size: tuple[int, int]) -> ImageProcessor:
@@ -143,14 +117,6 @@ class ImageProcessor:
                 f"the model's image processor cannot read an image of {sizes} (height × width: {reason}); pad or crop"
                 " it."
             ) from None
-
-
-def processor_kind(config: dict[str, Any]) -> str | None:
-    """Returns the image processor that settings name, as transformers calls it today; None where they name none."""
-    kind = config.get("image_processor_type") or config.get("feature_extractor_type")
-    if kind is None:
-        return None
-    return str(kind).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
 
 
 @dataclass(frozen=True)
