@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vlm.errors import NAME_A_PLACE, InputError
+
 ASSETS = Path(__file__).parent / "assets"
 MODEL, ADAPTER = "config.json", "adapter_config.json"  # the files that say which one a folder holds
 
@@ -28,6 +30,14 @@ def user_path(name: str | Path) -> Path:
         return Path(os.path.expanduser(name))
     except ValueError:  # a null byte in a user's name
         return Path(name)
+
+
+def named_path(path: str | Path, setting: str) -> Path:
+    """Returns a path that a caller gave as a setting. Raises InputError for an empty one: pathlib takes it for the
+    folder that the program runs in."""
+    if path == "":
+        raise InputError(f"{setting} is empty; {NAME_A_PLACE}.", settings=(setting,))
+    return Path(path)
 
 
 def is_adapter_name(name: str) -> bool:

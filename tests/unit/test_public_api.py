@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_every_error_is_public():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'vlm' has no attribute 'nothing'"):
         _ = vlm.nothing
+
+
+def test_a_path_that_is_empty_is_not_the_folder_that_a_program_runs_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with closing(vlm.load("mini-t5", device="cpu", encoder_only=True)) as model:
+        asked = {
+            "out": [lambda: vlm.convert_model("mini-t5", ""), lambda: vlm.build_model("mini-t5", "")],
+            "merge_lora": [lambda: vlm.convert_model("mini-t5", "x", merge_lora="")],
+            "folder": [lambda: model.load_lora("legal", "")],
+        }
+        for setting, call in ((setting, call) for setting, calls in asked.items() for call in calls):
+            with pytest.raises(vlm.InputError) as error:
+                call()
+            assert str(error.value) == f"{setting} is empty; name a file or a folder (. is this one)."
+    assert tmp_path.is_dir() and not [*tmp_path.iterdir()]
 
 
 def test_the_page_lists_every_public_name_and_no_other():

@@ -18,7 +18,7 @@ from vlm.convert.adapters.placing import PER_ROW, read_layers
 from vlm.errors import InputError, LimitError, counted, listed
 from vlm.executor.adapters import Adapter, AdapterCache
 from vlm.layers.adapters.base import AdapterRoom, rank_of
-from vlm.packaged import adapter_folder, is_adapter_name
+from vlm.packaged import adapter_folder, is_adapter_name, named_path
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry import catalogs
 from vlm.requests.adapters import adapter_id
@@ -73,7 +73,7 @@ class LoadedAdapters(Mapping[str, int]):
     def read(self, folder: str | Path) -> Adapter:
         """Returns what the adapter of a folder, or a packaged one, changes of the model; any thread may call it. Raises
         as read_adapter."""
-        return read_adapter(self._model, adapter_folder(str(folder)))
+        return read_adapter(self._model, adapter_folder(str(named_path(folder, "folder"))))
 
 
 def read_adapter(engine: EngineDir, folder: Path) -> Adapter:

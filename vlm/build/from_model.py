@@ -24,7 +24,7 @@ from vlm.convert.adapters.peft import read_settings
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import CheckpointError, EngineError, InputError, listed
-from vlm.packaged import adapter_folder
+from vlm.packaged import adapter_folder, named_path
 from vlm.registry.catalogs import converter_of
 
 
@@ -49,7 +49,9 @@ def convert_model(
     Raises a VlmError with one sentence.
     """
     build = BuildConfig(tp_size=tp_size, pp_size=pp_size, encoder_tp_size=encoder_tp_size)
-    source, out = locate(model, progress=progress), Path(out)
+    out = named_path(out, "out")
+    adapter = None if merge_lora is None else adapter_folder(str(named_path(merge_lora, "merge_lora")))
+    source = locate(model, progress=progress)
     is_changed = build.num_ranks > 1 or merge_lora is not None
     if source.kind == "engine" or (source.kind == "checkpoint" and not is_changed):
         raise InputError(f"{model} is converted already ({source.kind}); give a model's folder or Hub id.")
@@ -58,8 +60,8 @@ def convert_model(
         return convert_file(source.path, out, progress=progress, tokenizer=tokenizer)
     check_output(out)
     check_build(source.path, source.kind, build)
-    if merge_lora is not None:
-        read_settings(adapter_folder(str(merge_lora)))  # a mistyped name
+    if adapter is not None:
+        read_settings(adapter)  # a mistyped name
     said = {"--tp-size": tp_size != 1, "--pp-size": pp_size != 1, "--encoder-tp-size": encoder_tp_size is not None}
     asked = [name for name, is_said in {**said, "--merge-lora": merge_lora is not None}.items() if is_said]
     with scratch_beside(out) as scratch:
@@ -71,10 +73,10 @@ def convert_model(
             tokenizer=tokenizer,
             check=build_check(build),
         )
-        if merge_lora is None:
+        if adapter is None:
             whole = checkpoint_of_model(source)
         else:
-            adapter, merged = adapter_folder(str(merge_lora)), out if build.num_ranks == 1 else scratch / "merged"
+            merged = out if build.num_ranks == 1 else scratch / "merged"
             whole = _base_of(adapter, source, scratch, checkpoint_of_model)
             whole = merge_adapter(whole, adapter, merged, progress=progress)
         if build.num_ranks == 1:
@@ -137,16 +139,16 @@ def build_model(
     It is written whole or not at all; an older engine there is replaced. `workers`: files of ranks that are written at
     the same time. Raises a VlmError with one sentence.
     """
-    config = config or BuildConfig()
+    config, out = config or BuildConfig(), named_path(out, "out")
     check_backend(config)
     source = locate(model, progress=progress)
     if source.kind == "engine":
         raise InputError(f"{model} is an engine already; build from its checkpoint or model folder.")
-    check_replaceable(Path(out).resolve(), is_engine, WHAT, EngineError)
+    check_replaceable(out.resolve(), is_engine, WHAT, EngineError)
     check_build(source.path, source.kind, config)
-    with engine_scratch(Path(out)) as scratch:
+    with engine_scratch(out) as scratch:
         checkpoint = checkpoint_of(source, scratch, progress, check=build_check(config))
-        return build_engine(checkpoint, Path(out), config, workers=workers, progress=progress).path
+        return build_engine(checkpoint, out, config, workers=workers, progress=progress).path
 
 
 def engine_scratch(out: Path) -> AbstractContextManager[Path]:
