@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 class Printer:
     """Runs inputs and prints what comes. Keeps the inputs that were answered, with their outputs."""
 
-    def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False, top_logprobs: int = 0):
-        """Prints texts as decoded where they are to be `raw`, and so many of the likeliest tokens at each place, of
-        which `sampling` may ask for more."""
+    def __init__(
+        self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False, top_logprobs: int | None = None
+    ):
+        """Prints texts as decoded where they are to be `raw`, and at most so many of the likeliest tokens at each
+        place; None: as many as `sampling` asks for."""
         self.pipeline, self.sampling, self.raw, self.top_logprobs = pipeline, sampling, raw, top_logprobs
         self.results: list[tuple[dict[str, Any], Output]] = []
         self.failures = 0
@@ -50,11 +52,15 @@ class Printer:
                 self._fail(f"{places[index]}: {with_flags(result)}" if places else result)
                 continue
             self._keep(inputs[index], result)
-            outputs = (result, *getattr(result, "alternatives", ()))
-            texts = [text_of_output(self.pipeline, output, raw=self.raw) for output in outputs]
-            shown = with_likeliest(result, self.top_logprobs)
-            print(as_json(inputs[index], shown) if json_lines else "\n".join(texts), flush=True)
+            print(self._json(inputs[index], result) if json_lines else self._texts(result), flush=True)
         self._report([output for _, output in self.results])
+
+    def _json(self, fields: dict[str, Any], output: Output) -> str:
+        return as_json(fields, output if self.top_logprobs is None else with_likeliest(output, self.top_logprobs))
+
+    def _texts(self, output: Output) -> str:
+        outputs = (output, *getattr(output, "alternatives", ()))
+        return "\n".join(text_of_output(self.pipeline, each, raw=self.raw) for each in outputs)
 
     def _keep(self, fields: dict[str, Any], output: Output) -> None:
         self.results.append((fields, output))

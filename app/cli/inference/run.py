@@ -100,10 +100,11 @@ def run(
     if display.save_overlay is not None:
         check_overlay(display.save_overlay, 0 if chat else len(run_inputs.images))
     name = run_inputs.default_model() if model is None else model
-    folder, top_logprobs = None, sampling.get("top_logprobs", 0)
+    folder = top_logprobs = None
     if check_accuracy:
         run_inputs.check_comparable()
         options.check_base_alone("--check-accuracy")
+        top_logprobs = sampling.get("top_logprobs", 0)  # a comparison has more
         sampling, folder = _reference(against or name, sampling)
     extras = extras.among(options.adapters)
     sampling |= options.adapter
