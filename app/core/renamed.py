@@ -22,9 +22,12 @@ def renamed(sentence: str, error: Exception, names: Mapping[str, str]) -> str:
 
 
 def with_names(sentence: str, names: Mapping[str, str]) -> str:
-    """Returns a sentence in which names are replaced by others."""
-    own = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<![\w-])({own})\b", lambda found: names[found[0]], sentence) if own else sentence
+    """Returns a sentence in which names are replaced by others. Where one stands between backticks, as one does that is
+    a word of the sentence, too, it is replaced there alone, and these go."""
+    if not names:
+        return sentence
+    own = "|".join(f"`{name}`" if f"`{name}`" in sentence else rf"(?<![\w-]){re.escape(name)}\b" for name in names)
+    return re.sub(own, lambda found: names[found[0].strip("`")], sentence)
 
 
 def with_flags(error: VlmError) -> str:

@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests import cli_kit, tiny
+from vlm.api.pipeline import Pipeline
+from vlm.errors import InputError
 
 WORDS = [f"w{i}" for i in range(50)]
 
@@ -108,3 +110,13 @@ def test_what_is_wrong_is_said(folder, tmp_path):
         result = call(*arguments)
         assert result.exit_code == 2 and words in result.stderr, (arguments, result.stderr)
     assert call("w1 " * 40, "--model", path, "--truncate").exit_code == 0
+
+
+def test_a_language_that_is_missing_is_called_as_the_option(folder, monkeypatch):
+    def encode(*_, **options):
+        raise InputError("give src_lang, which it lacks.", settings=("src_lang",))
+
+    path, _ = folder
+    monkeypatch.setattr(Pipeline, "encode", encode)
+    result = call("w1", "--model", path)
+    assert result.exit_code == 2 and result.stderr.endswith("vlm: give --src-lang, which it lacks.\n")

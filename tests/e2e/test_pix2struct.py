@@ -74,7 +74,7 @@ def test_answers_are_scored(folders, pictures, tmp_path):
 def test_no_question_is_one_sentence(folders, pictures, capsys):
     code, out, err = ended(capsys, "run", "--image", pictures[0], "--model", folders / "deplot", *SHORT)
     assert (code, out) == (2, "") and err.count("vlm: ") == 1
-    assert "this model answers a question, which is drawn on its image; give one beside it, as `question`." in err
+    assert "this model answers a question, which is drawn on its image; give one beside it, as --question." in err
 
 
 def test_captions_go_on_with_words(folders, pictures, capsys):
@@ -164,4 +164,4 @@ def test_calibrated_with_questions(folders, pictures, tmp_path, capsys):
     code, _, err = ended(capsys, *told, "--calibrate", lines, "-o", tmp_path / "quantized")
     assert code == 0, err
     code, _, err = ended(capsys, *told, "--calibrate", pictures[0].parent, "-o", tmp_path / "other")
-    assert code == 2 and "answers a question, which is drawn on its image" in err
+    assert code == 2 and "answers a question, which is drawn on its image; give one beside it, as `question`." in err

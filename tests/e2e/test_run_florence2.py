@@ -71,7 +71,7 @@ def test_a_text_that_a_task_of_pages_is_about(model, pictures, tmp_path, capsys)
 
 MISTAKES = {
     "unknown": (("--task", "DETECT"), ("the task is 'DETECT'; this model knows ", *TASKS)),
-    "no text": (("--task", "CAPTION_TO_PHRASE_GROUNDING"), ("answers a question; give one beside it.",)),
+    "no text": (("--task", "CAPTION_TO_PHRASE_GROUNDING"), ("answers a question; give one beside it, as --question.",)),
     "a text too many": (("--task", "OD", "--question", "a car"), ("task 'OD' takes no question; leave it out.",)),
     "no task": (("--question", "a car"), ("a question is of a task; this model knows ", *TASKS)),
     "overlay of a text": (("--task", "OCR", "--save-overlay", "{}/a.png"), ("the answer names no places",)),

@@ -67,9 +67,9 @@ def test_a_question_about_each_page(answering, pictures, capsys):
 
 MISTAKES = {
     "unknown": (("--task", "invoices"), "the task is 'invoices'; this model knows docvqa, iitcdip, synthdog."),
-    "no question": ((), "task 'docvqa' answers a question; give one beside it."),
+    "no question": ((), "task 'docvqa' answers a question; give one beside it, as --question."),
     "a question too many": (("--task", "synthdog", "--question", "who?"), "task 'synthdog' takes no question;"),
-    "a prompt and a task": (("--task", "docvqa", "--prompt", "a"), "prompt, task were given together;"),
+    "a prompt and a task": (("--task", "docvqa", "--prompt", "a"), "--prompt, --task were given together; an input"),
 }
 
 

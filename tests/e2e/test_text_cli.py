@@ -74,7 +74,7 @@ def test_outputs_begin_where_they_are_told_to(tmp_path):
     nougat = ("run", "--image", page, "--raw", "--max-new-tokens", 5, *begins[:3])
     assert call(*nougat, "0,20").stdout != call(*nougat, "0").stdout
     refused = {
-        ("run", "--text", "a", "--prompt", "b", *begins): "prompt, decoder_prompt_token_ids were given together",
+        ("run", "--text", "a", "--prompt", "b", *begins): "--prompt, --decoder-prompt-token-ids were given together",
         (
             "run",
             "--image",

@@ -16,6 +16,8 @@ from vlm_app.core import renamed
     (InputError("top_p is 3; it must lie in (0, 1].", settings=("top_p",)), "--top-p is 3; it must lie in (0, 1]."),
     (ConfigError("stop_at is 3, of stop.", settings=("stop",)), "stop_at is 3, of --stop."),
     (InputError("--stop is x; it must be y.", settings=("stop",)), "--stop is x; it must be y."),
+    (InputError("it has a stop; give `stop`, as `top_k`.", settings=("stop", "top_k")),
+     "it has a stop; give --stop, as `top_k`."),
     (InputError("a top_p of 3 is no setting's."), "a top_p of 3 is no setting's."),
     (EngineError("device is 3.", settings=("device",)), "device is 3."),  # the verb has no such option
 ])  # fmt: skip

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # what transformers' classes and torch raise for shapes that they cannot scale
 UNREADABLE = (ArithmeticError, RuntimeError, ValueError)
-NO_QUESTION = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
 
 
 class ImageProcessor:
@@ -66,7 +65,7 @@ class ImageProcessor:
         if self.question_use is not QuestionUse.DRAWN:
             return image
         if question is None:
-            raise InputError(NO_QUESTION)
+            raise missing_question()
         return self._spec.draw_question(image, question, self._folder)
 
     def read(self, image: Image.Image) -> ImagePixels:
@@ -117,6 +116,12 @@ class ImageProcessor:
                 f"the model's image processor cannot read an image of {sizes} (height × width: {reason}); pad or crop"
                 " it."
             ) from None
+
+
+def missing_question() -> InputError:
+    """Returns the error of an input without the question that is drawn on its image."""
+    said = "this model answers a question, which is drawn on its image; give one beside it, as `question`."
+    return InputError(said, settings=("question",))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,16 +78,17 @@ class InputFields:
         if truncate is None or truncate is True:
             return most if truncate else None
         if not isinstance(truncate, int) or truncate < 0:
-            raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
+            said = f"truncate is {truncate!r}; it must be true, false or a number of tokens."
+            raise InputError(said, settings=("truncate",))
         return min(most, truncate) if truncate else None
 
 
 INPUT_KEYS = tuple(field.name for field in dataclasses.fields(InputFields))
 
 
-def together(names: Iterable[str]) -> InputError:
+def together(names: Sequence[str]) -> InputError:
     """Returns the error of an input that has several fields of which it may have one."""
-    return InputError(f"{listed(names)} were given together; an input has one of them.")
+    return InputError(f"{listed(names)} were given together; an input has one of them.", settings=tuple(names))
 
 
 def as_images(images: Any) -> list[Any] | tuple[Any, ...]:

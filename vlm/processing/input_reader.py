@@ -94,7 +94,8 @@ def _check_names(fields: InputFields, context: InputContext) -> None:
     if (has_ids or fields.text is not None) and not family.takes_text:
         raise InputError(
             f"{family.name} has no text encoder, so it takes no texts; give images (`prompt` is where their output"
-            " begins), or load a model of texts."
+            " begins), or load a model of texts.",
+            settings=("prompt",),
         )
     if (has_image or has_pixels) and not family.takes_images:
         raise InputError(f"{family.name} takes text, not images; leave the images out, or load another model.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.errors import InputError
 from vlm.limits import MAX_QUESTION_CHARACTERS
-from vlm.processing.image_processor import NO_QUESTION
+from vlm.processing.image_processor import missing_question
 from vlm.processing.input_fields import InputFields, as_images, together
 from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels
@@ -18,7 +18,7 @@ def drawn_question(question: Any, use: QuestionUse | None) -> str | None:
     if use is not QuestionUse.DRAWN:
         return None
     if not isinstance(question, str) or not question.strip():
-        raise InputError(NO_QUESTION)
+        raise missing_question()
     if len(question) > MAX_QUESTION_CHARACTERS:
         raise InputError(
             f"the question has {len(question):,} characters, {MAX_QUESTION_CHARACTERS:,} can be drawn; shorten it."

@@ -64,7 +64,8 @@ def _decoder_prompt(fields: InputFields, context: InputContext) -> tuple[int, ..
     if not fields.prompt:
         return start
     if context.tokenizer is None:
-        raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
+        said = "this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt."
+        raise InputError(said, settings=("decoder_prompt_token_ids",))
     context.tokenizer.check_length(fields.prompt, context.max_seq_len)
     # it is forced as the first one after the start alone
     return (*start, *(() if first is None else (first,)), *context.tokenizer.encode(fields.prompt))

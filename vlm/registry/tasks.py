@@ -33,7 +33,8 @@ class TaskPrompts:
                 raise InputError(f"task {name!r} takes no question; leave it out.")
             return prompt
         if not isinstance(question, str) or not question.strip():
-            raise InputError(f"task {name!r} answers a question; give one beside it.")
+            said = f"task {name!r} answers a question; give one beside it, as `question`."
+            raise InputError(said, settings=("question",))
         return prompt.replace(QUESTION, question)
 
     @property

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
@@ -106,6 +107,15 @@ def _kind(hint: Any) -> tuple[type, bool]:
     return kind, is_list
 
 
+def _flag_of(parameter: inspect.Parameter) -> str | None:
+    """Returns the long flag of a verb's own parameter; None: it is no option."""
+    kinds = typing.get_args(parameter.annotation)
+    info = next((each for each in kinds if isinstance(each, OptionInfo)), None)
+    if info is None:
+        return None
+    return next((flag for flag in info.param_decls or () if flag.startswith("--")), default_flag(parameter.name))
+
+
 def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a verb: each of these parameters of it stands for a group's options, and gets what they become."""
 
@@ -113,7 +123,8 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         own = inspect.signature(verb, eval_str=True)
         parts = ((groups[p.name].parameters() if p.name in groups else [p]) for p in own.parameters.values())
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
-        flags = {name: option.flag(name) for group in groups.values() for name, option in group.options.items()}
+        flags = {p.name: flag for p in own.parameters.values() if (flag := _flag_of(p)) is not None}
+        flags |= {name: option.flag(name) for group in groups.values() for name, option in group.options.items()}
 
         def call(**values: Any) -> Any:
             renamed.flags.set(flags)
