@@ -10,6 +10,7 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+import vlm
 from tests import cli_kit, tiny
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
@@ -110,6 +111,30 @@ def test_what_is_wrong_is_said(folder, tmp_path):
         result = call(*arguments)
         assert result.exit_code == 2 and words in result.stderr, (arguments, result.stderr)
     assert call("w1 " * 40, "--model", path, "--truncate").exit_code == 0
+
+
+def test_tuned_prompts_go_before_texts(folder, tmp_path):
+    path, _ = folder
+    rows = np.random.default_rng(0).standard_normal((2, 3, 32), np.float32)
+    np.save(tmp_path / "rows.npy", rows)
+    tuned = ("--model", path, "--prompt-table", tmp_path / "rows.npy")
+    result = call("w1 w2", "w3", *tuned, "--tasks", "1", "-1", "-o", tmp_path / "states.npz")
+    assert result.exit_code == 0, result.stderr
+    found, model = np.load(tmp_path / "states.npz"), vlm.load(path, device="cpu", encoder_only=True)
+    inputs = [{"text": "w1 w2", "prompt_table": rows[1]}, {"text": "w3"}]
+    for number, (expected, count) in enumerate(zip(model.encode(inputs), (3 + 3, 2), strict=True)):
+        assert found[f"{number}.token_ids"].tolist() == list(expected.token_ids) and len(expected.token_ids) == count
+        np.testing.assert_allclose(found[f"{number}.last_hidden_state"], expected.last_hidden_state, atol=1e-6)
+    model.close()
+    np.save(tmp_path / "other.npy", rows[..., :5])
+    for arguments, words in (
+        (("w1", *tuned), "holds 2 tasks; say which one with --tasks 0"),
+        (("w1", "--model", path, "--tasks", "0"), "add --prompt-table FILE.npy"),
+        (("w1", *tuned, "--tasks", "5"), "--tasks names 5"),
+        (("w1", *tuned[:3], tmp_path / "other.npy", "--tasks", "0"), "rows of 5 values, this model takes rows of 32"),
+        (("--image", "a.png", *tuned, "--tasks", "0"), "tuned prompts go before texts, not images; leave"),
+    ):
+        assert words in cli_kit.one_sentence(call(*arguments))
 
 
 def test_a_language_that_is_missing_is_called_as_the_option(folder, monkeypatch):

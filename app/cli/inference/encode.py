@@ -14,7 +14,7 @@ from vlm.errors import InputError, VlmError
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import Model
-from vlm_app.cli.options.extras import ADAPTERS, Extras
+from vlm_app.cli.options.extras import EXTRAS, Extras
 from vlm_app.cli.options.groups import LOADING_ADAPTERS, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.renamed import with_flags
@@ -38,7 +38,7 @@ class Source:
 
 
 @command
-@takes(extras=ADAPTERS, options=LOADING_ADAPTERS)
+@takes(extras=EXTRAS, options=LOADING_ADAPTERS)
 def encode(
     *,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; - reads one a line from stdin.")] = None,
@@ -57,8 +57,9 @@ def encode(
 ) -> None:
     """Run a model's encoder and keep what it gives.
 
-    --out holds, for input number i, `i.last_hidden_state` [tokens, hidden], `i.token_ids` of a text, and on request
-    `i.hidden_states.k` (embeddings first, the last one normalized) and `i.attentions.k` [heads, tokens, tokens].
+    --out holds, for input number i, `i.last_hidden_state` [tokens, hidden], `i.token_ids` of a text (those from the
+    vocabulary's size on are the rows of --prompt-table), and on request `i.hidden_states.k` (embeddings first, the last
+    one normalized) and `i.attentions.k` [heads, tokens, tokens].
     Without it each input gives a line of JSON: its tokens and the mean of its last hidden states. One that fails
     (empty, not UTF-8, too long) is named on stderr and left out; the others are done and the exit code is 1.
 
@@ -68,6 +69,7 @@ def encode(
       cat sentences.txt | vlm encode - > embeddings.jsonl
       vlm encode --model mini-nougat --image page.png -o page.safetensors
       vlm encode "A sentence." "And another." --model ./t5 --lora-dir ./legal --lora-task-uids 0 -1
+      vlm encode "A sentence." "And another." --model ./t5 --prompt-table ./tables --tasks squad
     """
     if (hidden_states or attentions) and out is None:
         raise InputError("--hidden-states and --attentions go into a file: give --out FILE.npz.")
@@ -77,10 +79,9 @@ def encode(
     sources = _sources(text or [], image or [])
     inputs = extras.on_inputs([source.fields for source in sources])
     sources = [replace(s, fields={**options.adapter, **each}) for s, each in zip(sources, inputs, strict=True)]
-    if image and any("lora" in source.fields for source in sources):
-        raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
-    _check_open(image or ())
+    _check_images(image or (), sources)
     pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
+    extras.check_fit(pipeline)
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
         encoded = []
@@ -110,9 +111,14 @@ def _sources(texts: list[str], images: list[str]) -> list[Source]:
     return sources
 
 
-def _check_open(images: Sequence[str]) -> None:
-    """Raises ImageError for a file that is not there, before a model is loaded."""
+def _check_images(images: Sequence[str], sources: Sequence[Source]) -> None:
+    """Raises, before a model is loaded, InputError for what texts alone have beside them, and ImageError for a file
+    that is not there."""
     if images:
+        if any("lora" in source.fields for source in sources):
+            raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
+        if any("prompt_table" in source.fields for source in sources):
+            raise InputError("tuned prompts go before texts, not images; leave --prompt-table and --tasks out.")
         from vlm.processing.images import check_opens
 
         for name in images:
