@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from vlm.errors import VlmWarning
 from vlm_app.core.packages import library
 
 Scores = dict[str, float]  # each from 0 to 100
+MANY = 100  # texts that end as split ones do, of which sacrebleu warns
 LIBRARIES = {"bleu": ("sacrebleu", "sacrebleu"), "rouge": ("rouge_score.rouge_scorer", "rouge-score")}
 
 
@@ -24,6 +28,18 @@ def check_installed(metrics: Iterable[str]) -> None:
             _library(metric)
 
 
+def warn_of_split_words(metrics: Iterable[str], outputs: list[str]) -> None:
+    """Warns of texts whose words are split, which BLEU counts in another way. It is sacrebleu's own warning, which is
+    of each system's texts, and names an option that no verb has."""
+    if "bleu" in metrics and sum(text.endswith(" .") for text in outputs) >= MANY:
+        warnings.warn(
+            f"{MANY} outputs or more end in a period that stands apart, as texts do whose words are split: compare"
+            " their BLEU with that of such texts alone.",
+            VlmWarning,
+            stacklevel=2,
+        )
+
+
 def _exact(outputs: list[str], references: list[str]) -> Scores:
     equal = sum(a.strip() == b.strip() for a, b in zip(outputs, references, strict=True))
     return {"exact": 100 * equal / len(references)}
@@ -31,7 +47,7 @@ def _exact(outputs: list[str], references: list[str]) -> Scores:
 
 def _bleu(outputs: list[str], references: list[str]) -> Scores:
     sacrebleu = _library("bleu")
-    kinds = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
+    kinds = {"bleu": partial(sacrebleu.corpus_bleu, force=True), "chrf": sacrebleu.corpus_chrf}
     return {name: float(score(outputs, [references]).score) for name, score in kinds.items()}
 
 

@@ -6,12 +6,13 @@ import io
 import itertools
 import json
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 
 from vlm.api.pipeline import Output
-from vlm.errors import InputError
+from vlm.errors import InputError, VlmWarning
 from vlm.registry.tokenizer_rules import Languages
 from vlm_app.cli.options import texts as text_options
 from vlm_app.cli.options.texts import load_text_model
@@ -315,6 +316,18 @@ def test_scores():
     assert found["exact"] == 50 and found["rouge1"] == found["rougeL"] == 50 and 0 < found["bleu"] < 100
     same = scores.scores(("bleu", "rouge"), references, references)
     assert all(value == pytest.approx(100) for value in same.values())
+
+
+def test_split_words_are_told_of_in_our_words_alone(caplog):
+    split = ["the house ."] * 100
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores.scores(("bleu",), split, split)
+        scores.warn_of_split_words(("bleu",), split[1:])
+        scores.warn_of_split_words(("rouge", "exact"), split)
+    assert not caplog.records
+    with pytest.warns(VlmWarning, match="100 outputs or more end in a period that stands apart"):
+        scores.warn_of_split_words(("bleu",), split)
 
 
 @pytest.mark.parametrize(("metric", "module", "package"), [

@@ -146,6 +146,7 @@ def _run(
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the figures; `reference`: Hugging Face's folder and the type that it computes in, where it runs, too."""
     from vlm_app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
+    from vlm_app.text.scores import warn_of_split_words
 
     to_input = _to_input(pipeline, scoring.task, framing)
     if reference is not None:
@@ -163,6 +164,7 @@ def _run(
         result["hf"] = {**theirs.summary(scoring.metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
         result["hf"]["folder"] = str(folder)
         result["agreement"] = agreement(ours, theirs)
+    warn_of_split_words(scoring.metrics, ours.texts)
     return result | {"outputs": outputs(pairs, ours, theirs)}
 
 
