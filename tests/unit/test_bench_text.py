@@ -9,17 +9,19 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests import tiny
+from vlm.api import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
-from vlm.errors import EngineError, LimitError
+from vlm.errors import EngineError, InputError, LimitError
 from vlm.parallel.environment import VARIABLES
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench import table
@@ -319,9 +321,41 @@ def test_of_ranks_that_were_started_together_the_first_one_alone_measures_and_sp
             speed = run.bandwidth()
     warned = [str(each.message) for each in told if "will not be measured" in str(each.message)]
     assert (speed, len(warned), bool(said)) == ((3e9, 1, True) if rank == 0 else (math.inf, 0, False))
+    monkeypatch.setattr(session, "meet", lambda: None)
     with_others, measured = replace(run, folder=tmp_path, engines={}), []
     with_others.compare({"Hugging Face": lambda folder: measured.append(folder) or iter(())}, lambda pipeline: iter(()))
     assert measured == [tmp_path] * (rank == 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_meet_before_the_first_one_measures_others(tmp_path, monkeypatch, rank):
+    """It may do so for longer than they look for each other."""
+    for name, value in zip(VARIABLES["mpirun"], (rank, 2, rank), strict=True):
+        monkeypatch.setenv(name, str(value))
+    checkpoint, done = random_checkpoint(T5, tmp_path / "c"), []
+    build_engine(checkpoint, tmp_path / "e", BuildConfig(tp_size=2))
+    meeting = SimpleNamespace(wait_for_first=lambda: done.append("waits for the first one"))
+
+    def begin(engine, runtime, meeting=None):
+        done.append(("begins", meeting))
+        raise EngineError("no more of it")
+
+    monkeypatch.setattr(session, "meet", lambda: done.append("meets") or meeting)
+    monkeypatch.setattr(rank_processes, "begin", begin)
+    with session.prepare_session(TextBenchConfig(model=str(tmp_path / "e"), device="cpu", hf=False), "text") as run:
+        theirs = {"Hugging Face": lambda folder: iter(done.append("measures") or ())}
+        with pytest.raises(EngineError, match="no more of it"):
+            replace(run, folder=tmp_path).compare(theirs, lambda pipeline: iter(()))
+    assert done == ["meets", *["measures"] * (rank == 0), "waits for the first one", ("begins", meeting)]
+
+
+def test_several_systems_of_ranks_that_were_started_are_refused(monkeypatch):
+    for name, value in zip(VARIABLES["srun"], (0, 2, 0), strict=True):
+        monkeypatch.setenv(name, str(value))
+    asked = TextBenchConfig(model="mini-t5", device="cpu", backends=("torch", "torch-int8"), tp_size=2)
+    said = "names torch, torch-int8, and the 2 processes that srun has started end with the first system; name one, or"
+    with pytest.raises(InputError, match=said), session.prepare_session(asked, "text"):
+        pass
 
 
 def test_texts_of_many_lengths(arch, tmp_path, capsys):

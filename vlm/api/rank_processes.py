@@ -28,7 +28,7 @@ from vlm.errors import EngineError, VlmError
 from vlm.interrupts import blocked_interrupts
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
-from vlm.parallel.environment import rank_among
+from vlm.parallel.environment import Meeting, rank_among
 from vlm.parallel.process_group import connect, file_store
 from vlm.registry.networks import mapping_of
 
@@ -59,14 +59,16 @@ class RankProcesses:
         _end(self.processes)
 
 
-def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
+def begin(engine: EngineDir, runtime: RuntimeConfig, meeting: Meeting | None = None) -> RankProcesses:
     """Connects the ranks of an engine whose networks are split. Of those that mpirun, torchrun or srun has started all
-    but the first never return: they follow it, and exit. Raises EngineError and InputError."""
+    but the first never return: they follow it, and exit. `meeting`: where they have met already. Raises EngineError and
+    InputError."""
     size = engine.build.num_ranks
     if (own := rank_among(size, engine.path)) is None:
         return _with_own_processes(engine, runtime, size)
     runtime = of_rank(runtime, own.local_rank, own.size)
-    ranks = _connected(own.store(), engine, own.rank, runtime, local=False)
+    store = own.store() if meeting is None else meeting.store
+    ranks = _connected(store, engine, own.rank, runtime, local=False)
     if own.rank:
         follow_first_rank(engine, runtime, ranks)
         raise SystemExit(0)

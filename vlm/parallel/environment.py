@@ -13,6 +13,7 @@ from vlm.errors import EngineError, counted
 
 FIRST_WAITS = timedelta(minutes=5)  # for all others to come
 OTHERS_TRY = timedelta(minutes=2)  # to reach the first one, which torch does twice, with a pause
+ANY_TIME = timedelta(days=365)  # that the first one may take for what it does alone
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,35 @@ class LaunchedRank:
             store = dist.TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=timeout)
         store.set_timeout(FIRST_WAITS)
         return store
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Processes that have found each other before they begin an engine: one of them has work of its own first."""
+
+    own: LaunchedRank
+    store: Any
+
+    def wait_for_first(self) -> None:
+        """Lets the first process go on, and the others as soon as it has come here, however long that takes. Raises
+        EngineError where it has gone."""
+        if self.own.rank == 0:
+            self.store.set("the first one is ready", "")
+            return
+        try:
+            self.store.wait(["the first one is ready"], ANY_TIME)
+        except RuntimeError:
+            raise EngineError(
+                f"rank {self.own.rank} of {self.own.size} waits for the first one, which has gone; what it said stands"
+                " above: start all of them again."
+            ) from None
+
+
+def meet() -> Meeting | None:
+    """Lets the processes that one command has started find each other; None: this one was started by itself. Raises
+    EngineError as `LaunchedRank.store` does."""
+    own = launched_rank()
+    return None if own is None else Meeting(own, own.store())
 
 
 def _of_mpi(rank: int) -> tuple[str, int]:

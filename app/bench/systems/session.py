@@ -22,7 +22,7 @@ from vlm.backends.devices import first_device, of_rank
 from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, VlmWarning, listed
-from vlm.parallel.environment import launched_rank
+from vlm.parallel.environment import Meeting, launched_rank, meet
 from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
@@ -80,18 +80,19 @@ class Session(Generic[C]):
         self, theirs: Mapping[str, Callable[[Path], Turns[T]]], ours: Callable[[Pipeline], Turns[T]]
     ) -> tuple[dict[str, T], dict[str, T]]:
         """Returns (ours by backend, those of others by their names). On the CPU all take turns; on CUDA one at a time
-        is in memory, Hugging Face first. A rank that follows leaves the others to the first one."""
-        folder = None if self.follows else self.folder
+        is in memory, Hugging Face first. A rank that follows leaves the others to the first one, and waits for it."""
+        folder, meeting = None if self.follows else self.folder, meet()  # now: the first one measures for long
         systems = {name: measure(folder) for name, measure in theirs.items()} if folder else {}
         others = tuple(systems)
-        systems |= {name: self._ours(name, ours) for name in self.engines}
+        systems |= {name: self._ours(name, ours, meeting) for name in self.engines}
         groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
         results = {name: result for group in groups for name, result in in_turns(group).items()}
         return {name: results[name] for name in self.engines}, {name: results[name] for name in others}
 
-    def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
+    def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]], meeting: Meeting | None) -> Turns[T]:
         parts = MeasuredName.read(name)
-        with open_pipeline(self.engines[name], dataclasses.replace(self.runtime, **parts.runtime)) as pipeline:
+        runtime = dataclasses.replace(self.runtime, **parts.runtime)
+        with open_pipeline(self.engines[name], runtime, meeting) as pipeline:
             load_random_adapters(pipeline, self.engines[name], parts, seed=self.config.seed)
             return (yield from ours(pipeline))
 
@@ -115,6 +116,7 @@ def prepare_session(
     """Builds in a scratch folder that goes with the session."""
     device = first_device(config.runtime)
     _check_device(config, device)
+    _check_launched(config)
     if config.profile:
         check_profiled(device)
     if config.threads is not None:
@@ -174,6 +176,16 @@ def _check_device(config: SubjectConfig, device: torch.device) -> None:
     if unsupported := [name for name in config.backends if not runs(name)]:
         raise InputError(
             f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
+        )
+
+
+def _check_launched(config: SubjectConfig) -> None:
+    """Raises InputError for several systems of ranks that one command has started, which end with the first one."""
+    own, names = launched_rank(), config.backend_names
+    if own is not None and len(names) > 1:
+        raise InputError(
+            f"--backend names {listed(names)}, and the {own.size} processes that {own.starter} has started end with the"
+            f" first system; name one, or leave {own.starter} out: vlm starts the ranks itself."
         )
 
 
