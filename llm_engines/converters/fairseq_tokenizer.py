@@ -104,7 +104,7 @@ def read_dictionary(
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: an entry may hold other separators
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: it is no UTF-8 ({error}).") from None
+        raise CheckpointError(f"{path} is damaged: it is no UTF-8 ({error}); fetch it again.") from None
     for number, line in enumerate(lines, 1):
         entry, blank, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
         if line.strip() and (not blank or not count.isdigit()):
@@ -163,7 +163,7 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: it is no UTF-8 ({error}).") from None
+        raise CheckpointError(f"{path} is damaged: it is no UTF-8 ({error}); fetch it again.") from None
     if lines and lines[0].startswith("#version:"):
         if lines[0].split(":")[1].strip() != "0.2":
             raise CheckpointError(

@@ -182,6 +182,13 @@ def test_shards_elsewhere(shard, tmp_path):
     assert refused(folder)
 
 
+def test_an_index_that_lists_no_shards(tmp_path):
+    folder = folder_of(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": [1]}))
+    assert refused(folder).endswith("it has no weight_map of tensor names to files; fetch it again.")
+
+
 class Touches:
     def __init__(self, path: Path):
         self.path = path

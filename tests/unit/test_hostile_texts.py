@@ -125,7 +125,7 @@ def test_tokenizers_have_a_size(tmp_path):
     b"[" * 100_000, b"\xff",
 ])  # fmt: skip
 def test_settings_of_wrong_types(values, tmp_path):
-    with pytest.raises(EngineError, match=r"tokenizer_config\.json is damaged"):
+    with pytest.raises(EngineError, match=r"tokenizer_config\.json is damaged: .* again\.$"):
         loaded(tmp_path, values, "tokenizer_config.json", tokenizer_rules)
 
 
@@ -145,7 +145,7 @@ def test_templates_that_are_no_files(name, tmp_path):
         read_template(tmp_path)
     (tmp_path / name).unlink()
     (tmp_path / name).write_bytes(b"\xff")
-    with pytest.raises(EngineError, match=f"{name} is damaged"):
+    with pytest.raises(EngineError, match=rf"{name} is damaged: .* again\.$"):
         read_template(tmp_path)
 
 

@@ -77,7 +77,8 @@ def test_nothing_in_a_file_is_run(folder, tmp_path):
     path = archive(folder, tmp_path / "model.nemo")
     assert f"{path}/mp_rank_01/model_weights.ckpt is damaged or holds Python objects" in refused(path, tmp_path)
     (folder / "model_config.yaml").write_text(f"!!python/object/apply:builtins.open ['{trap}', 'w']")
-    assert "model_config.yaml is damaged: it is no valid YAML" in refused(folder, tmp_path)
+    sentence = refused(folder, tmp_path)
+    assert "model_config.yaml is damaged: it is no valid YAML" in sentence and sentence.endswith("; fetch it again.")
     assert not trap.exists()
 
 

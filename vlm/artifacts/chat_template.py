@@ -27,6 +27,6 @@ def _read_text(file: Path) -> str:
     try:
         return read_small(file).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise EngineError(f"{file} is damaged: it is no UTF-8 ({error.reason}).") from None
+        raise EngineError(f"{file} is damaged: it is no UTF-8 ({error.reason}); fetch it again.") from None
     except OSError as error:
         raise EngineError(f"{file} cannot be read: {error.strerror}.") from None

@@ -96,7 +96,9 @@ class HFFolder:
     def _indexed(self, name: str) -> Mapping[str, Tensor]:
         places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")
         if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
-            raise CheckpointError(f"{self.path / name} is damaged: it has no weight_map of tensor names to files.")
+            raise CheckpointError(
+                f"{self.path / name} is damaged: it has no weight_map of tensor names to files; fetch it again."
+            )
         shards = sorted(set(places.values()))
         if outside := [shard for shard in shards if Path(shard).name != shard]:
             raise CheckpointError(f"{self.path / name} names files outside its folder: {listed(outside)}.")

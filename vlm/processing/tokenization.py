@@ -95,7 +95,9 @@ class Tokenizer:
         try:
             return cls._configured(fast, target, config, read_rules(fast, config))
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise EngineError(f"{path / 'tokenizer_config.json'} is damaged: its values are of wrong types.") from None
+            raise EngineError(
+                f"{path / 'tokenizer_config.json'} is damaged: its values are of wrong types; fetch it again."
+            ) from None
 
     @classmethod
     def _configured(

@@ -108,9 +108,13 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: it is no valid YAML ({str(error).splitlines()[0]}).") from None
+        raise CheckpointError(
+            f"{path} is damaged: it is no valid YAML ({str(error).splitlines()[0]}); fetch it again."
+        ) from None
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is damaged: it holds a {type(config).__name__}, expected is a mapping.")
+        raise CheckpointError(
+            f"{path} is damaged: it holds a {type(config).__name__}, expected is a mapping; fetch it again."
+        )
     return {name: _resolved(value, config) for name, value in config.items()}
 
 

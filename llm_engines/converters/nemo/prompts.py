@@ -66,7 +66,9 @@ def _templates(config: Mapping[str, Any], folder: Path) -> dict[str, Mapping[str
     """Returns what is said of each task, by its name, in the order of their numbers."""
     templates = config.get("task_templates") or []
     if not isinstance(templates, list) or not all(isinstance(t, Mapping) and t.get("taskname") for t in templates):
-        raise CheckpointError(f"{folder / CONFIG} is damaged: its task_templates are no list of tasks with a taskname.")
+        raise CheckpointError(
+            f"{folder / CONFIG} is damaged: its task_templates are no list of tasks with a taskname; fetch it again."
+        )
     return {str(template["taskname"]): template for template in templates}
 
 
