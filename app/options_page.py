@@ -26,8 +26,8 @@ from vlm_app.server.replicas.config import ReplicaConfig
 HEAD = """# Options
 
 Written by `python -m vlm_app.options_page > docs/options.md` from the fields' own metadata; a test compares. To add an
-option, add its field (`vlm/requests/sampling_options.py`, `vlm/config.py`, …): the command line, the servers' requests
-and this page have it then.
+option, add its field (`vlm/requests/sampling_options.py`, `vlm/config/runtime.py`, …): the command line, the servers'
+requests and this page have it then.
 """
 SAMPLING = """## Of a request
 

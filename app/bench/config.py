@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict
 
-from vlm.config import DTYPES, BuildConfig, Config, RuntimeConfig
+from vlm.config import BuildConfig, Config, RuntimeConfig
+from vlm.config.build import DTYPES
 from vlm.errors import InputError, listed
 from vlm.options import check_limits, option, same_option
 from vlm.ranges import at_least, one_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlm.backends.base import Layout
 from vlm.backends.installed import backend, backends, names, quantizations, quantizers
-from vlm.config import KV_CACHE_DTYPES
+from vlm.config.runtime import KV_CACHE_DTYPES
 
 MEASURED = re.compile(r"([^+]+)(\+visual)?(?:\+kv-([^+]+))?(?:\+lora-([1-9]\d{0,2})x([1-9]\d{0,2}))?")
 

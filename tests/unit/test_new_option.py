@@ -86,7 +86,7 @@ print(json.dumps({
 """
 
 
-# the same of how an engine is run, in place of an edit of vlm/config.py
+# the same of how an engine is run, in place of an edit of vlm/config/runtime.py
 TOY_RUNTIME = """
 import json
 from dataclasses import dataclass

@@ -11,7 +11,8 @@ import pytest
 import vlm
 from tests.cli_kit import call, one_sentence
 from vlm.build.locate import locate
-from vlm.config import MAX_THREADS, RuntimeConfig
+from vlm.config import RuntimeConfig
+from vlm.config.runtime import MAX_THREADS
 from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError
 
 

@@ -13,7 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig, VisionConfig
+from vlm.config import BuildConfig, EngineLimits, RuntimeConfig, VisionConfig
+from vlm.config.build import DTYPES
 
 if TYPE_CHECKING:
     import torch

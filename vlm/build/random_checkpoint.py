@@ -14,7 +14,8 @@ from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.generation_config import generation_defaults
 from vlm.artifacts.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
-from vlm.config import DTYPES, Config
+from vlm.config import Config
+from vlm.config.build import DTYPES
 from vlm.convert.roles import module_layout, role_configs
 from vlm.errors import ConfigError, listed
 from vlm.registry.catalogs import architecture, match_family, model_spec

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vlm.config import DTYPES
+from vlm.config.build import DTYPES
 from vlm.errors import InputError, listed
 
 DEFAULT_MODEL = "mini-nougat"
