@@ -85,7 +85,7 @@ def test_a_tokenizer_json_is_completed(files, differs, tmp_path):
         changed += ids != plain.encode(text).ids
         for special in (True, False):
             want = theirs.decode(ids, skip_special_tokens=not special)
-            assert ours.showing(special).decode(ids) == want
+            assert ours.showing(special_tokens=special).decode(ids) == want
     assert bool(changed) == differs
     assert (ours.bos_token, ours.eos_token) == (theirs.bos_token or "", theirs.eos_token or "")
 

@@ -80,9 +80,9 @@ class Written:
     def __init__(self, words: list[str]):
         self._words = words
 
-    def cleaning_up(self, cleans_up: bool) -> Written:
+    def as_written(self) -> Written:
         view = Written(self._words)
-        view.cleans_up = cleans_up
+        view.cleans_up = False
         return view
 
     def decode(self, token_ids: list[int]) -> str:

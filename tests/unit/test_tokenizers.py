@@ -59,7 +59,7 @@ def test_half_characters_of_bytes_are_left_out_as_by_byt5(shown, tmp_path):
     theirs = ByT5Tokenizer()
     config = {"tokenizer_class": "ByT5Tokenizer"}
     ours = saved(tmp_path, FastTokenizer.from_str(byte_tokenizer(125)), families()["t5"].tokenizer_rules, **config)
-    ours = ours.showing(shown)
+    ours = ours.showing(special_tokens=shown)
     whole = theirs("aö日👍🏽</s>b", add_special_tokens=False).input_ids
     for ids in (*(whole[:n] for n in range(len(whole) + 1)), [198, 100, 230, 260, 155, 169], [197, 1, 185], [258, 100]):
         want = theirs.decode(ids, skip_special_tokens=not shown)

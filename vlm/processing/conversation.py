@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import InputError, LengthError, listed
-from vlm.processing.tokenization import check_size
+from vlm.processing.token_bounds import check_size
 
 PLACEHOLDER = "<image>"
 ROLES = ("system", "user", "assistant")

@@ -59,7 +59,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
         self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
-        self._as_written = tokenizer.cleaning_up(False)
+        self._as_written = tokenizer.as_written()
         self._ids: list[int] = []
         self._begin = self._end = 0  # tokens whose decoding goes on, and of those the ones in the text
         self._joined_text = ""  # of words that a splitter joins

@@ -10,6 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from vlm.errors import LengthError
+from vlm.limits import CHARACTERS_PER_TOKEN
+
 SOLID = frozenset(string.ascii_letters + string.digits)
 SIGNS = bytes(range(128, 256))  # bytes of characters beyond ASCII
 WORD_ENDS = bytes(97 if chr(i) in SOLID else 32 if chr(i) in " \t\n\r" else 0 for i in range(256))
@@ -54,6 +57,15 @@ class TokenBound:
         if self.words:
             return max(0, num_words(data) - signs) // self.words
         return max(0, len(data) - len(data.translate(None, self.letters)) - signs) // self.longest
+
+
+def check_size(characters: int, limit: int) -> None:
+    """Raises LengthError for more characters than are read for so many tokens, however few they become."""
+    if characters > (most := CHARACTERS_PER_TOKEN * max(1, limit)):
+        raise LengthError(
+            f"the text has {characters:,} characters; of one for {limit:,} tokens, which the engine was built for,"
+            f" {most:,} are read; shorten or split it."
+        )
 
 
 def num_words(data: bytes) -> int:

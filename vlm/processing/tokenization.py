@@ -1,4 +1,4 @@
-"""Text <-> token ids, from a `tokenizer.json` and what a family adds to it."""
+"""Text -> token ids, from a `tokenizer.json` and what a family adds to it; and back, as `detokenizer.py` does."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.artifacts.files import read_json
-from vlm.artifacts.tokenizer_file import read_tokenizer
-from vlm.errors import EngineError, InputError, LengthError, VlmWarning, first_line, listed, shown
+from vlm.errors import EngineError, InputError, LengthError, VlmWarning, first_line, listed
 from vlm.limits import CHARACTERS_PER_TOKEN
-from vlm.processing.clean_up import clean_up, is_asked_for
-from vlm.processing.token_bounds import TokenBound
+from vlm.processing.clean_up import is_asked_for
+from vlm.processing.detokenizer import Detokenizer
+from vlm.processing.token_bounds import TokenBound, check_size
+from vlm.processing.tokenizer_folder import TokenizerFolder
 from vlm.registry.tokenizer_rules import ReadRules, TokenizerRules, no_rules
 
 FEW = 16  # characters for a token
 LONG = 2**14  # characters that take milliseconds to tokenize
-NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
 
@@ -50,8 +49,8 @@ def ids_without(pieces: list[Piece], over: int, span: tuple[int, int], side: str
     return [piece.id for i, piece in enumerate(pieces) if i not in left_out]
 
 
-class Tokenizer:
-    """A thin wrapper that fixes how this project encodes and decodes."""
+class Tokenizer(Detokenizer):
+    """A thin wrapper that fixes how this project encodes; how it decodes is its Detokenizer's."""
 
     def __init__(
         self,
@@ -66,17 +65,16 @@ class Tokenizer:
         """`target` decodes where outputs have ids of their own; `named_tokens`: of NAMED those that there are;
         `truncation_side` None: what the tokenizer's file says, else "right"; `cleans_up`: texts lose their blanks
         before signs."""
-        self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
-        self.pair, self.tasks, self._shown = rules.pair, rules.tasks, rules.shown
-        self._drops_half_characters, self._ends_once = rules.drops_half_characters, rules.ends_once
+        super().__init__(target or fast, rules, cleans_up=cleans_up)
+        self.languages, self.pair, self.tasks = rules.languages, rules.pair, rules.tasks
+        self._dictionary, self._ends_once = rules.dictionary, rules.ends_once
         self._warnings_left = MOST_WARNINGS
         own = (fast.truncation or {}).get("direction", "right")
         self.truncation_side = truncation_side or own
         fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
         fast.no_padding()
-        self.named_tokens, self.cleans_up = named_tokens, cleans_up
+        self.named_tokens, self._fast = named_tokens, fast
         self.bos_token, self.eos_token = named_tokens.get("bos_token", ""), named_tokens.get("eos_token", "")
-        self._fast, self._target, self._skip_special = fast, target or fast, True
         self._read: Mapping[str, list[int]] = {}  # ids of texts that were tokenized together
         self._bounds: list[TokenBound] = []  # of this one and its copies: to find it takes a third of a second
 
@@ -85,28 +83,24 @@ class Tokenizer:
         """Returns the folder's tokenizer, with a family's rules; None when it has none (an engine of random weights).
 
         Raises EngineError for damaged files."""
-        fast = _read(path / "tokenizer.json")
-        if fast is None:
+        files = TokenizerFolder.read(path)
+        if files is None:
             return None
-        target = _read(path / "tokenizer_target.json")
-        config = _config(path / "tokenizer_config.json")
-        if "added_tokens_decoder" not in config:  # older releases have them apart
-            config |= _config(path / "special_tokens_map.json")
         try:
-            return cls._configured(fast, target, config, read_rules(fast, config))
+            return cls._from_files(files, read_rules(files.fast, files.settings))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise EngineError(
                 f"{path / 'tokenizer_config.json'} is damaged: its values are of wrong types; fetch it again."
             ) from None
 
     @classmethod
-    def _configured(
-        cls, fast: FastTokenizer, target: FastTokenizer | None, config: dict[str, Any], rules: TokenizerRules
-    ) -> Tokenizer:
-        named = {name: content for name in NAMED if (content := _content(config.get(name)))}
-        side = config.get("truncation_side")
-        cleans_up = is_asked_for(config, target or fast, of_bpe=rules.cleans_up_bpe)
-        return cls(fast, rules, target=target, named_tokens=named, truncation_side=side, cleans_up=cleans_up)
+    def _from_files(cls, files: TokenizerFolder, rules: TokenizerRules) -> Tokenizer:
+        side = files.settings.get("truncation_side")
+        cleans_up = is_asked_for(files.settings, files.target or files.fast, of_bpe=rules.cleans_up_bpe)
+        named = files.named_tokens
+        return cls(
+            files.fast, rules, target=files.target, named_tokens=named, truncation_side=side, cleans_up=cleans_up
+        )
 
     def encode(self, text: str) -> list[int]:
         """Encodes without special tokens. InputError for what is no text: half of a surrogate pair."""
@@ -247,51 +241,6 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)
 
-    def showing(self, special_tokens: bool) -> Tokenizer:
-        """Returns this tokenizer, or one that does not leave special tokens out of what it decodes."""
-        if not special_tokens:
-            return self
-        other = copy.copy(self)
-        other._skip_special = False
-        return other
-
-    def cleaning_up(self, texts: bool) -> Tokenizer:
-        """Returns this tokenizer, or one that cleans up what it decodes, or does not."""
-        if texts == self.cleans_up:
-            return self
-        other = copy.copy(self)
-        other.cleans_up = texts
-        return other
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Decodes without special tokens."""
-        text = self.decode_split(token_ids)
-        text = self.splitter.join(text) if self.splitter else text
-        return clean_up(text) if self.cleans_up else text
-
-    def decode_split(self, token_ids: list[int]) -> str:
-        """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""
-        leaves_out_all = self._skip_special and not self._shown
-        if self._skip_special and self._shown:
-            token_ids = [i for i in token_ids if i not in self._left_out]
-        text = self._target.decode(token_ids, skip_special_tokens=leaves_out_all)
-        return text.replace("\ufffd", "") if self._drops_half_characters else text
-
-    def piece(self, token_id: int, before: int | None = None) -> str:
-        """Returns what a token adds to a text that ends in the token `before`; special tokens by their names."""
-        if token_id in self._special:
-            return self._target.id_to_token(token_id) or ""
-        context = [] if before is None or before in self._special else [before]
-        return self.decode_split([*context, token_id])[len(self.decode_split(context)) :]
-
-    @functools.cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(i for i, token in self._target.get_added_tokens_decoder().items() if token.special)
-
-    @functools.cached_property
-    def _left_out(self) -> frozenset[int]:
-        return frozenset(i for i in self._special if self._target.id_to_token(i) not in self._shown)
-
     @functools.cached_property
     def ends(self) -> tuple[list[int], list[int]]:
         """Returns the special tokens that go before and after a text."""
@@ -304,30 +253,5 @@ class Tokenizer:
         return whole.ids[:first], whole.ids[last:]
 
 
-def check_size(characters: int, limit: int) -> None:
-    """Raises LengthError for more characters than are read for so many tokens, however few they become."""
-    if characters > (most := CHARACTERS_PER_TOKEN * max(1, limit)):
-        raise LengthError(
-            f"the text has {characters:,} characters; of one for {limit:,} tokens, which the engine was built for,"
-            f" {most:,} are read; shorten or split it."
-        )
-
-
 def _not_unicode(text: str) -> InputError:
     return InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.")
-
-
-def _read(file: Path) -> FastTokenizer | None:
-    return read_tokenizer(file, EngineError) if file.exists() else None
-
-
-def _config(file: Path) -> dict[str, Any]:
-    return read_json(file, EngineError, "engine") if file.exists() else {}
-
-
-def _content(token: Any) -> str:
-    """Returns the text of a special token as settings write it: a text, or a mapping with one."""
-    text = (token.get("content") if isinstance(token, dict) else token) or ""
-    if not isinstance(text, str):
-        raise TypeError(f"a token is a text, not {shown(text)}")
-    return text
