@@ -35,7 +35,7 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
         return _layer(name, tensors, group_size)
 
     parts = ("qweight", "qzeros", "scales")
-    return Scheme("AWQ", "int4-asymmetric", parts, parts, read, group_size, folds=True)
+    return Scheme("AWQ", "int4-asymmetric", parts=parts, required=parts, read=read, group_size=group_size, folds=True)
 
 
 def _layer(name: str, tensors: Mapping[str, Tensor], group_size: int | None) -> SourceLayer:
@@ -45,7 +45,7 @@ def _layer(name: str, tensors: Mapping[str, Tensor], group_size: int | None) -> 
     check_shape(name, "qweight", qweight, (in_features, out // 8))
     check_shape(name, "scales", scales, (groups, out))
     check_shape(name, "qzeros", tensors["qzeros"], (groups, out // 8))
-    parameters = Integers(BITS, False, group_size).parameters(
+    parameters = Integers(BITS, symmetric=False, group_size=group_size).parameters(
         lambda: _outputs(qweight), lambda: scales.t().float(), lambda: _outputs(tensors["qzeros"])
     )
     return SourceLayer(name, (out, in_features), parameters)

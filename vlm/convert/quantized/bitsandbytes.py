@@ -26,12 +26,13 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         note = "its int8 weights are kept, what they meet stays in the computing type (LLM.int8 rounds most of it)"
         parts = ("weight", "SCB", "weight_format")
-        return Scheme("bitsandbytes int8", "int8", parts, parts[:2], _read_int8, notes=(note,))
+        return Scheme("bitsandbytes int8", "int8", parts=parts, required=parts[:2], read=_read_int8, notes=(note,))
     if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
         kind = settings.get("bnb_4bit_quant_type", "fp4")
         note = f"its weights of {kind} are rounded again, to int8 with a scale for each channel"
         parts = ("weight", "weight.absmax", "weight.quant_map", *NESTED, *STATES)
-        return Scheme(f"bitsandbytes {kind}", "int8", parts, parts[:3], _read_4bit, exact=False, notes=(note,))
+        required, name = parts[:3], f"bitsandbytes {kind}"
+        return Scheme(name, "int8", parts=parts, required=required, read=_read_4bit, exact=False, notes=(note,))
     raise ConfigError(
         "this model is quantized by bitsandbytes in neither 8 nor 4 bits (load_in_8bit, load_in_4bit); give the"
         " unquantized model."

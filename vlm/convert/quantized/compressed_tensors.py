@@ -8,7 +8,7 @@ pack-quantized: weight_packed int32 [out, in · bits / 32]  weight_scale [out, g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from vlm.convert.quantized.integers import ROUNDED_AGAIN, ZERO_LEVEL, Integers
 from vlm.convert.quantized.layer import (
+    NO_KV_SCALES,
     Read,
     Scheme,
     SourceLayer,
     channel_scale,
     check_shape,
+    eight_bits,
     input_scale,
     number_of_groups,
     order_of,
@@ -28,7 +30,6 @@ from vlm.convert.quantized.layer import (
     unpacked,
 )
 from vlm.errors import CheckpointError, ConfigError, cut
-from vlm.layers.quant.fp8 import FP8
 from vlm.layers.quant.producer import FOLDED
 
 NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
@@ -53,9 +54,13 @@ class Arguments:
         usual = "group" if size > 0 else "channel" if size == -1 else "tensor"
         strategy = own(values, "strategy", usual)
         return cls(
-            own(values, "num_bits", 8), own(values, "type", "int"), bool(own(values, "symmetric", True)), strategy,
-            size if strategy == "group" else None, bool(own(values, "dynamic", False)),
-        )  # fmt: skip
+            bits=own(values, "num_bits", 8),
+            type=own(values, "type", "int"),
+            symmetric=bool(own(values, "symmetric", True)),
+            strategy=strategy,
+            group_size=size if strategy == "group" else None,
+            dynamic=bool(own(values, "dynamic", False)),
+        )
 
     def __str__(self) -> str:
         words = ["dynamic" if self.dynamic else "static", "symmetric" if self.symmetric else "asymmetric"]
@@ -72,24 +77,37 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
             f"{'' if inputs is None else f' and inputs {inputs}'}, which is not read; give one of FP8, W8A8 (int8),"
             " W8A16 or W4A16, or the unquantized model."
         )
-    cache = ("its calibrated scales of the KV cache are left out: --kv-cache-dtype keeps one for each token and head",)
-    cache = cache if settings.get("kv_cache_scheme") else ()
-    folds = bool(settings.get(FOLDED))  # a word of our own export: other programs say it in their recipe
-    if kind == PACKED:
-        integers = Integers(weights.bits, weights.symmetric, weights.group_size)
-        return Scheme(
-            "compressed-tensors", method,
-            ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
-            ("weight_packed", "weight_scale", "weight_shape"), PackedReader(integers),
-            weights.group_size if weights.bits == 4 else None, integers.exact, KV_SCALES,
-            cache if integers.exact else (*cache, ROUNDED_AGAIN), folds,
-        )  # fmt: skip
+    found = _packed(method, weights) if kind == PACKED else _naive(method, inputs)
+    notes = (NO_KV_SCALES, *found.notes) if settings.get("kv_cache_scheme") else found.notes
+    # a word of our own export: other programs say it in their recipe
+    return replace(found, dropped=KV_SCALES, notes=notes, folds=bool(settings.get(FOLDED)))
+
+
+def _packed(method: str, weights: Arguments) -> Scheme:
+    integers = Integers(weights.bits, weights.symmetric, weights.group_size)
+    required = ("weight_packed", "weight_scale", "weight_shape")
+    return Scheme(
+        "compressed-tensors",
+        method,
+        parts=(*required, "weight_zero_point", "weight_g_idx"),
+        required=required,
+        read=PackedReader(integers),
+        group_size=weights.group_size if weights.bits == 4 else None,
+        exact=integers.exact,
+        notes=() if integers.exact else (ROUNDED_AGAIN,),
+    )
+
+
+def _naive(method: str, inputs: Arguments | None) -> Scheme:
     static = inputs is not None and not inputs.dynamic
     parts = ("weight", "weight_scale", "input_scale", "input_zero_point", "weight_zero_point")
     return Scheme(
-        "compressed-tensors", method, parts, parts[: 3 if static else 2], NaiveReader(method, static),
-        dropped=KV_SCALES, notes=cache, folds=folds,
-    )  # fmt: skip
+        "compressed-tensors",
+        method,
+        parts=parts,
+        required=parts[: 3 if static else 2],
+        read=NaiveReader(method, static=static),
+    )
 
 
 def _arguments(settings: Mapping[str, Any]) -> tuple[str, Arguments, Arguments | None]:
@@ -138,26 +156,20 @@ def _reads_inputs(method: str, weights: Arguments, inputs: Arguments | None) -> 
     return alike and inputs.strategy in (("token", "tensor") if inputs.dynamic else ("tensor",))
 
 
+@dataclass(frozen=True)
 class NaiveReader:
     """Reads layers whose values have a type of their own."""
 
-    def __init__(self, method: str, static: bool):
-        self.dtype, self.static = FP8 if method == "fp8" else torch.int8, static
+    method: str
+    static: bool  # have inputs a scale of their own, found beforehand?
 
     def __call__(self, name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
-        weight = tensors["weight"]
-        if weight.dtype != self.dtype or weight.dim() != 2:
-            raise CheckpointError(
-                f"{name}.weight is {weight.dtype} of shape {list(weight.shape)}, its quantization needs a matrix of"
-                f" {self.dtype}; fetch the folder again."
-            )
+        layer = eight_bits(name, tensors, self.method)
         zeros = [tensors[each] for each in ("input_zero_point", "weight_zero_point") if each in tensors]
         if any(zero.float().any() for zero in zeros):
             raise CheckpointError(f"{name} has zero points, its configuration says symmetric; fetch the folder again.")
-        scale = channel_scale(name, tensors["weight_scale"], len(weight))
-        readers: dict[str, Read] = {"weight": lambda: weight, "weight_scale": lambda: scale}
-        readers |= input_scale(name, tensors) if self.static else {}
-        return SourceLayer(name, (weight.shape[0], weight.shape[1]), readers)
+        scales = input_scale(name, tensors) if self.static else {}
+        return replace(layer, parameters={**layer.parameters, **scales})
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,18 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     group_size = own(settings, "group_size", 128)
     group_size = None if group_size == -1 else group_size
     symmetric = bool(own(settings, "sym", True))
-    integers = Integers(bits, symmetric, group_size)
+    integers = Integers(bits, symmetric=symmetric, group_size=group_size)
     required = ("qweight", "qzeros", "scales")
     return Scheme(
-        f"GPTQ, {bits} bits", integers.method, (*required, "g_idx"), required,
-        GptqReader(integers, FORMATS[kind]), group_size if bits == 4 else None, integers.exact,
+        f"GPTQ, {bits} bits",
+        integers.method,
+        parts=(*required, "g_idx"),
+        required=required,
+        read=GptqReader(integers, FORMATS[kind]),
+        group_size=group_size if bits == 4 else None,
+        exact=integers.exact,
         notes=() if integers.exact else (ROUNDED_AGAIN,),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

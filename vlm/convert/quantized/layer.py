@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from vlm.errors import CheckpointError
+from vlm.layers.quant.fp8 import FP8
 
+NO_KV_SCALES = "its calibrated scales of the KV cache are left out: --kv-cache-dtype keeps one for each token and head"
 Read = Callable[[], Tensor]
 
 
@@ -78,6 +80,20 @@ def channel_scale(layer: str, scale: Tensor, out_features: int) -> Tensor:
     """Returns a scale of the tensor or of each channel as [out, 1] float32."""
     check_shape(layer, "weight_scale", scale, (out_features, 1), (out_features,), (1, 1), (1,), ())
     return scale.float().reshape(-1, 1).expand(out_features, 1)
+
+
+def eight_bits(layer: str, tensors: Mapping[str, Tensor], method: str) -> SourceLayer:
+    """Returns a layer whose values [out, in] have a type of their own, e4m3 or int8, with a scale of the tensor or of
+    each channel. Raises CheckpointError for a weight of another type or shape."""
+    weight, dtype = tensors["weight"], FP8 if method == "fp8" else torch.int8
+    if weight.dtype != dtype or weight.dim() != 2:
+        raise CheckpointError(
+            f"{layer}.weight is {weight.dtype} of shape {list(weight.shape)}, its quantization needs a matrix of"
+            f" {dtype}; fetch the folder again."
+        )
+    out, in_features = weight.shape
+    scale = channel_scale(layer, tensors["weight_scale"], out)
+    return SourceLayer(layer, (out, in_features), {"weight": lambda: weight, "weight_scale": lambda: scale})
 
 
 def order_of(layer: str, group_index: Tensor, groups: int) -> Tensor | None:

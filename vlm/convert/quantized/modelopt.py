@@ -7,23 +7,24 @@ int4 (AWQ): weight uint8 [out / 2, in], an even output in the low half of a byte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlm.convert.quantized.layer import (
+    NO_KV_SCALES,
     Read,
     Scheme,
     SourceLayer,
-    channel_scale,
     check_shape,
+    eight_bits,
     input_scale,
     number_of_groups,
     own,
 )
-from vlm.errors import CheckpointError, ConfigError, cut, listed
-from vlm.layers.quant.fp8 import FP8
+from vlm.errors import ConfigError, cut, listed
 from vlm.ops.int4_packing import packed4
 
 METHODS = {
@@ -51,36 +52,28 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
     static = kind in ("FP8", "W8A8_SQ_PER_CHANNEL")
 
     def read(name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
-        readers: dict[str, Read] = input_scale(name, tensors) if static else {}
+        scales: dict[str, Read] = input_scale(name, tensors) if static else {}
+        layer = _int4(name, tensors, group_size) if group_size else eight_bits(name, tensors, METHODS[kind])
         if "pre_quant_scale" in tensors:
-            readers["pre_quant_scale"] = lambda: tensors["pre_quant_scale"].float()
-        shape, weight = _int4(name, tensors, group_size) if group_size else _eight_bits(name, tensors, METHODS[kind])
-        if "pre_quant_scale" in tensors:
-            check_shape(name, "pre_quant_scale", tensors["pre_quant_scale"], shape[1:])
-        return SourceLayer(name, shape, weight | readers)
+            check_shape(name, "pre_quant_scale", tensors["pre_quant_scale"], layer.shape[1:])
+            scales["pre_quant_scale"] = lambda: tensors["pre_quant_scale"].float()
+        return replace(layer, parameters={**layer.parameters, **scales})
 
-    required = ("weight", "weight_scale", "input_scale") if static else ("weight", "weight_scale")
     cache = own(details, "kv_cache_quant_algo", own(details, "kv_cache_scheme", None))
-    note = "its calibrated scales of the KV cache are left out: --kv-cache-dtype keeps one for each token and head"
     return Scheme(
-        f"ModelOpt's {kind}", METHODS[kind], PARTS, required, read, group_size, dropped=KV_SCALES,
-        notes=(note,) if cache else (), folds=kind in FOLDING,
-    )  # fmt: skip
+        f"ModelOpt's {kind}",
+        METHODS[kind],
+        parts=PARTS,
+        required=PARTS[: 3 if static else 2],
+        read=read,
+        group_size=group_size,
+        dropped=KV_SCALES,
+        notes=(NO_KV_SCALES,) if cache else (),
+        folds=kind in FOLDING,
+    )
 
 
-def _eight_bits(name: str, tensors: Mapping[str, Tensor], method: str) -> tuple[tuple[int, int], dict[str, Read]]:
-    weight, kept = tensors["weight"], FP8 if method == "fp8" else torch.int8
-    if weight.dtype != kept or weight.dim() != 2:
-        raise CheckpointError(
-            f"{name}.weight is {weight.dtype} of shape {list(weight.shape)}, its quantization needs a matrix of {kept};"
-            " fetch the folder again."
-        )
-    out, in_features = weight.shape
-    scale = channel_scale(name, tensors["weight_scale"], out)
-    return (out, in_features), {"weight": lambda: weight, "weight_scale": lambda: scale}
-
-
-def _int4(name: str, tensors: Mapping[str, Tensor], group_size: int) -> tuple[tuple[int, int], dict[str, Read]]:
+def _int4(name: str, tensors: Mapping[str, Tensor], group_size: int) -> SourceLayer:
     weight, scale = tensors["weight"], tensors["weight_scale"]
     out, in_features = len(weight) * 2, weight.shape[-1]
     groups = number_of_groups(name, in_features, group_size)
@@ -91,4 +84,5 @@ def _int4(name: str, tensors: Mapping[str, Tensor], group_size: int) -> tuple[tu
         levels = torch.stack((weight & 15, weight >> 4), 1).flatten(0, 1)  # [out, in], two's complement
         return packed4(levels ^ 8)
 
-    return (out, in_features), {"weight_packed": packed, "weight_scale": lambda: scale.float()}
+    parameters = {"weight_packed": packed, "weight_scale": lambda: scale.float()}
+    return SourceLayer(name, (out, in_features), parameters)
