@@ -68,7 +68,7 @@ class DocumentProgress:
         self._missing = looped
         return Work(self.number, self.target.source, ",".join(str(page + 1) for page in sorted(looped)))
 
-    def _work(self, done_pages: frozenset[int], is_quick: bool = False) -> Work:
+    def _work(self, done_pages: frozenset[int], *, is_quick: bool = False) -> Work:
         return Work(self.number, self.target.source, self.target.pages, done_pages, is_quick=is_quick)
 
     # --- what a reader answers ---

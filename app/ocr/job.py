@@ -66,7 +66,7 @@ class Job:
             self.summary.fail(source, error.kind, str(error))
         self._due = {number: DocumentProgress(number, each, self.ledger) for number, each in self._plan.due.items()}
 
-    def _read(self, works: Iterator[Work], attempt: int, is_quick: bool = False) -> None:
+    def _read(self, works: Iterator[Work], attempt: int, *, is_quick: bool = False) -> None:
         """Reads works, if there are any; what takes long in a quick round is postponed."""
         if (first := next(works, None)) is None:
             return

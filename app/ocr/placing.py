@@ -13,7 +13,7 @@ from vlm_app.core.storage import is_remote, is_taken, reaching
 UNSUPPORTED = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def write_whole(path: Path, text: str, draft: str, replace: bool) -> None:
+def write_whole(path: Path, text: str, draft: str, *, replace: bool) -> None:
     """Puts a file in place whole or not at all, by way of a file called `draft` beside it.
 
     Raises OSError: FileExistsError unless what is there may be replaced or holds this text.

@@ -72,7 +72,7 @@ class Plan:
     def _is_of_sibling(self, source: str, state: FileState, selection: str) -> bool:
         return not self._recompute and self._outputs.is_of_sibling(source, state.stamp, selection)
 
-    def _new_name(self, document: Document, may_be_there: bool) -> str:
+    def _new_name(self, document: Document, *, may_be_there: bool) -> str:
         """Returns the best name that no other document has; DocumentError where a file is there that the job did not
         write."""
         for name in document.names:

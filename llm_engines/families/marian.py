@@ -43,7 +43,7 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     codes = {match[1]: i for token, i in tokens.items() if (match := CODE.fullmatch(token))}
     if end is None or not codes:
         return TokenizerRules(pair=language_pair(settings), dictionary=dictionary, cleans_up_bpe=True)
-    languages = Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=AFFIXES)
+    languages = Languages(codes, end, source_first=True, starts_output=False, target_in_text=True, affixes=AFFIXES)
     return TokenizerRules(languages, dictionary=dictionary, cleans_up_bpe=True)
 
 

@@ -62,7 +62,8 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     if end is None or tokenizer.token_to_id("<2en>") is None:
         return byte_rules(tokenizer, settings)
     codes = {match[1]: i for token, i in tokenizer.get_vocab().items() if (match := MADLAD.fullmatch(token))}
-    return TokenizerRules(Languages(codes, end, True, starts_output=False, target_in_text=True, affixes=("<2", ">")))
+    languages = Languages(codes, end, source_first=True, starts_output=False, target_in_text=True, affixes=("<2", ">"))
+    return TokenizerRules(languages)
 
 
 def byte_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:

@@ -58,7 +58,7 @@ def test_a_build_is_checked_with_every_reason():
 
 
 def test_auto_says_why_a_higher_rank_was_left_out(monkeypatch):
-    no = Preference(False, "it is asleep")
+    no = Preference(takes=False, reason="it is asleep")
     monkeypatch.setattr("vlm.backends.onnxruntime.backend.OnnxRuntimeBackend.preference", lambda *_: no)
     assert pick("cpu") == ("torch", "it is asleep")
     monkeypatch.setattr("vlm.backends.torch.TorchBackend.preference", lambda *_: None)

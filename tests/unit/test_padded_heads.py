@@ -79,9 +79,9 @@ def test_what_was_not_padded_is_taken_as_it_is():
 def test_a_product_is_a_view_of_wider_rows(dtype, out_fp32):
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((3, 8), (13, 8), (13,)))
     for each in (None, bias):
-        found = linear(x, poisoned(weight), None if each is None else poisoned(each), out_fp32)
+        found = linear(x, poisoned(weight), None if each is None else poisoned(each), out_fp32=out_fp32)
         assert found.shape == (3, 13) and found.stride() == (16, 1)
-        torch.testing.assert_close(found, linear(x, weight, each, out_fp32))
+        torch.testing.assert_close(found, linear(x, weight, each, out_fp32=out_fp32))
     torch.testing.assert_close(linear(x, poisoned(weight), bias), linear(x, weight, bias))  # a bias without
 
 

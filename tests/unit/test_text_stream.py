@@ -105,7 +105,7 @@ def test_a_long_text_costs_each_delta_no_more_than_a_short_one(monkeypatch):
     tokenizer, lengths = Written([" word", " .", " it", " 's"]), []
     for name, sees in ("clean_up", clean_up), ("before_stop", before_stop):
         monkeypatch.setattr(
-            text_stream, name, lambda text, *more, sees=sees: lengths.append(len(text)) or sees(text, *more)
+            text_stream, name, lambda text, *a, sees=sees, **b: lengths.append(len(text)) or sees(text, *a, **b)
         )
     stream = TextStream(tokenizer, ("never", "nowhere"))
     text = "".join(stream.push((number % 4,)) for number in range(4000))

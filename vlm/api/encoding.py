@@ -30,12 +30,13 @@ class EncoderCalls:
         capabilities, builder = self._capabilities, self._processor.request_builder
         images_alone = all({"images", "pixel_values"} >= one.keys() for one in inputs)
         if capabilities.takes_prompt and (not capabilities.has_text_encoder or images_alone):
-            return [self._features(one, hidden_states or attentions) for one in inputs]
+            return [self._features(one, more=hidden_states or attentions) for one in inputs]
         requests = [builder.build(one, SamplingParams()) for one in inputs]
         if (encoder := self._processor.encoder) is not None:
             for request in requests:
                 check_encoder_input(request, encoder, capabilities.max_encoder_input_len)
-        return [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
+        more = {"hidden_states": hidden_states, "attentions": attentions}
+        return [e for batch in self._batches(requests) for e in self._encoded(batch, **more)]
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """Yields what the encoder takes in one pass."""
@@ -47,7 +48,7 @@ class EncoderCalls:
             most = encoders.networks.adapters.num_slots
             yield from batched_by_kinds(batch, most, lambda r: {r.adapter_id} if r.adapted else set())
 
-    def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
+    def _features(self, fields: dict[str, Any], *, more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
         images = self._processor.images.of_prompt(fields.get("images"), fields.get("pixel_values"))
         if not images or more:
@@ -56,7 +57,7 @@ class EncoderCalls:
             raise InputError(f"{self._processor.family.name} {what}.")
         return Encoding(torch.cat(self._engine.encode_images(list(images), cached=True)).cpu())
 
-    def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
+    def _encoded(self, requests: list[Request], *, hidden_states: bool, attentions: bool) -> list[Encoding]:
         """Returns what one pass makes of its requests."""
         encoders = self._engine.encoders
         if encoders.encoder is None:

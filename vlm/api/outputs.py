@@ -72,7 +72,7 @@ def samples_of(request: Request) -> list[Request]:
 def text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
     """Returns the text of a request's output as it grows."""
     view = tokenizer.showing(special_tokens=not params.skip_special_tokens)
-    return TextStream(view, params.stop, params.include_stop_str_in_output)
+    return TextStream(view, params.stop, keep_stop=params.include_stop_str_in_output)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class OutputReader:
 
     def _decoded(self, completion: Completion, outcome: Completion | Hypothesis, score: float | None = None) -> Output:
         params = completion.request.params
-        raw = before_stop(self._text(completion, outcome), params.stop, params.include_stop_str_in_output)
+        raw = before_stop(self._text(completion, outcome), params.stop, keep=params.include_stop_str_in_output)
         return Output(
             self._read(completion.request, raw),
             raw,

@@ -75,12 +75,12 @@ class Prefetch:
         with self._lock:
             return self._prepared.num_under_way + len(self._awaited)
 
-    def ready(self, block: bool, use: Callable[[Any], bool] | None = None) -> list[tuple[int, Outcome[Any]]]:
+    def ready(self, *, block: bool, use: Callable[[Any], bool] | None = None) -> list[tuple[int, Outcome[Any]]]:
         """Returns the inputs that `coming` yields."""
-        return [*itertools.chain.from_iterable(self.coming(block, use))]
+        return [*itertools.chain.from_iterable(self.coming(block=block, use=use))]
 
     def coming(
-        self, block: bool, use: Callable[[Any], bool] | None = None
+        self, *, block: bool, use: Callable[[Any], bool] | None = None
     ) -> Generator[list[tuple[int, Outcome[Any]]], None, None]:
         """Yields inputs as they are prepared, those of one task together; waits for one when `block`. Each goes to
         `use` at once, which says whether there is time to wait for another one."""
@@ -90,7 +90,7 @@ class Prefetch:
         end: float | None = None  # of the wait for others
         any_taken = False
         with suppress(queue.Empty):
-            while self._waits(block, any_taken):
+            while self._waits(block=block, any_taken=any_taken):
                 taken = self._prepared.take(None if end is None else max(0.0, end - time.monotonic()))
                 prepared = [(index, outcome) for index, outcome in taken if outcome.value is not CANCELLED]
                 self._room += len(taken) - len(prepared)
@@ -117,7 +117,7 @@ class Prefetch:
             future.cancel()
         self._prepared.close()
 
-    def _waits(self, block: bool, any_taken: bool) -> bool:
+    def _waits(self, *, block: bool, any_taken: bool) -> bool:
         if self._prepared.num_ready:
             return True
         if not block or not self._num_to_come:

@@ -30,7 +30,7 @@ class EngineDir:
     encoder_only: bool = False  # its decoder stays on the disk
 
     @classmethod
-    def open(cls, path: str | Path, verify: bool = True) -> EngineDir:
+    def open(cls, path: str | Path, *, verify: bool = True) -> EngineDir:
         """Raises EngineError that names the file which is missing, truncated, edited or added since the build.
 
         `verify=False` skips the hashes (a read of the whole engine); existence and sizes are always checked.

@@ -30,7 +30,7 @@ class TorchBackend(Backend):
     quantizations = ("int8", "int4", "int4-asymmetric", "fp8", "w8a8")
 
     def preference(self, device: str, dtype: str | None) -> Preference:
-        return Preference(True, f"it is what runs on {device}")
+        return Preference(takes=True, reason=f"it is what runs on {device}")
 
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <role>/rank<rank>.safetensors; of networks that every rank runs whole rank 0's alone."""

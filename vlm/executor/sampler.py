@@ -76,7 +76,7 @@ class Sampler:
             return
         slots = rows.all.long()
         scores = logits if how == "sample" else self._processed(logits, rows, plan)
-        token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
+        token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], by_entropy=plan.filtered)
         append_and_check_stop(state.slots, rows.single, token, sample.log_probability(logits, token))
         state.sampling.after(slots, state.slots)
 

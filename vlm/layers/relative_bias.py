@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vlm.layers.context import ModelContext
 
 
-def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+def buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
     """Returns the bucket numbers of key - query distances: one each for the nearest half, logarithmically wider ones
     beyond."""
     offset = torch.zeros_like(distances)
@@ -48,6 +48,10 @@ class RelativeBias(nn.Embedding):
         """Fills `by_distance` [H, 2 M + 1] float32, M the distance from which on the bucket is the last one."""
         # a nearest half wider than the maximum distance is all there is
         most = max(self.max_distance, self.num_embeddings)
-        distances = torch.arange(-most, most + 1)
-        indices = buckets(distances, self.bidirectional, self.num_embeddings, self.max_distance).to(device)
-        self.by_distance = self.weight.detach()[indices].float().t().contiguous()
+        indices = buckets(
+            torch.arange(-most, most + 1),
+            bidirectional=self.bidirectional,
+            num_buckets=self.num_embeddings,
+            max_distance=self.max_distance,
+        )
+        self.by_distance = self.weight.detach()[indices.to(device)].float().t().contiguous()

@@ -13,7 +13,7 @@ def reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps
 
 
 def add_layer_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keeps_sum: bool = True
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, *, keeps_sum: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Returns s = x + delta in x's type (the stream may be wider than what flows off it) and its layer norm in weight's
     type, each [..., C], the statistics in float32. Where nobody reads the sum, `keeps_sum` False, something else may

@@ -19,16 +19,19 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
+    *,
     out_fp32: bool = False,
     activation: Activation | None = None,
 ) -> Tensor:
     """Returns the activation of x weightᵀ + bias [..., N], x [..., K], weight [N, K], bias [N]. `out_fp32`: in float16
     the sums stay float32."""
     if x.is_cuda and x.ndim > 2:  # the same kernels, and ends of the library's products, for rows that lie in images
-        return linear(x.flatten(0, -2), weight, bias, out_fp32, activation).unflatten(0, x.shape[:-1])
+        return linear(x.flatten(0, -2), weight, bias, out_fp32=out_fp32, activation=activation).unflatten(
+            0, x.shape[:-1]
+        )
     wide, wide_bias = _with_padding(weight, bias)
     if len(wide) > len(weight) and len(x) > 1 and activation is None:  # results are a view of wider rows
-        return linear(x, wide, wide_bias, out_fp32)[..., : len(weight)]
+        return linear(x, wide, wide_bias, out_fp32=out_fp32)[..., : len(weight)]
     # our kernels have no gradients
     if x.is_cuda and x.dtype != torch.float32 and not torch.is_grad_enabled():
         from vlm.ops.kernels import gemm
@@ -40,7 +43,7 @@ def linear(
     if activation is not None and _ends_with(activation, x):
         own = _no_bias(len(weight), x.dtype, x.device) if bias is None else bias
         return torch.ops.aten._addmm_activation(own, x, weight.t(), use_gelu=activation.name == "gelu_new")
-    return activated(_library(x, weight, bias, out_fp32), activation)
+    return activated(_library(x, weight, bias, out_fp32=out_fp32), activation)
 
 
 def _ends_with(activation: Activation, x: Tensor) -> bool:
@@ -62,7 +65,7 @@ def _with_padding(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor |
     return (wide, wide_bias) if wide_bias is None or len(wide_bias) == len(wide) else (weight, bias)
 
 
-def _library(x: Tensor, weight: Tensor, bias: Tensor | None, out_fp32: bool) -> Tensor:
+def _library(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_fp32: bool) -> Tensor:
     if not out_fp32 or x.dtype != torch.float16:
         return F.linear(*_in_whole_vectors(x, weight), bias)
     if x.is_cuda:

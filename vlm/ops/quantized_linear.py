@@ -17,6 +17,7 @@ def linear8(
     weight: Tensor,
     scale: Tensor,
     bias: Tensor | None = None,
+    *,
     out_fp32: bool = False,
     activation: Activation | None = None,
 ) -> Tensor:
@@ -25,9 +26,9 @@ def linear8(
     if _few(x):
         from vlm.ops.kernels.quantized_linear import linear8 as kernel
 
-        y = kernel(_rows(x), weight, scale, bias, _result(x, out_fp32), activation)
+        y = kernel(_rows(x), weight, scale, bias, _result(x, out_fp32=out_fp32), activation)
         return y.view(*x.shape[:-1], y.shape[1])
-    return linear(x, _unpacked8(weight, scale, x.dtype), bias, out_fp32, activation)
+    return linear(x, _unpacked8(weight, scale, x.dtype), bias, out_fp32=out_fp32, activation=activation)
 
 
 def linear4(
@@ -36,6 +37,7 @@ def linear4(
     scale: Tensor,
     zero: Tensor | None = None,
     bias: Tensor | None = None,
+    *,
     out_fp32: bool = False,
     activation: Activation | None = None,
 ) -> Tensor:
@@ -44,13 +46,13 @@ def linear4(
     if _few(x) and linear4_fits(x.shape[-1], scale.shape[1]):
         from vlm.ops.kernels.quantized_linear import linear4 as kernel
 
-        y = kernel(_rows(x), packed, scale, zero, bias, _result(x, out_fp32), activation)
+        y = kernel(_rows(x), packed, scale, zero, bias, _result(x, out_fp32=out_fp32), activation)
         return y.view(*x.shape[:-1], y.shape[1])
     if packed.is_cuda:
         from vlm.ops.kernels.unpack import unpacked4 as unpack
 
-        return linear(x, unpack(packed, scale, zero, x.dtype), bias, out_fp32, activation)
-    return linear(x, unpacked4(packed, scale, zero).to(x.dtype), bias, out_fp32, activation)
+        return linear(x, unpack(packed, scale, zero, x.dtype), bias, out_fp32=out_fp32, activation=activation)
+    return linear(x, unpacked4(packed, scale, zero).to(x.dtype), bias, out_fp32=out_fp32, activation=activation)
 
 
 def linear4_fits(inputs: int, groups: int) -> bool:
@@ -75,5 +77,5 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-def _result(x: Tensor, out_fp32: bool) -> torch.dtype:
+def _result(x: Tensor, *, out_fp32: bool) -> torch.dtype:
     return torch.float32 if out_fp32 and x.dtype == torch.float16 else x.dtype

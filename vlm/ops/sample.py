@@ -78,7 +78,7 @@ class SamplingState:
         self.decay_steps[slots] = torch.where(last == self.top_p_reset_id[slots], 0, self.decay_steps[slots] + 1)
 
 
-def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bool = False) -> Tensor:
+def sample(logits: Tensor, how: SamplingState, positions: Tensor, *, by_entropy: bool = False) -> Tensor:
     """Draws a token for each row; rows of temperature 0 are greedy.
 
     logits [R, V]; `how` of the R rows; positions [R], the place of the token to draw; `by_entropy`: some rows have

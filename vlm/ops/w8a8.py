@@ -33,7 +33,7 @@ def w8a8(
     """
     rows = x.reshape(-1, x.shape[-1])
     if x.is_cuda and x.dtype != torch.float32 and len(rows) < rounded_from(x.device):
-        return linear8(x, weight, weight_scale, bias, out_fp32, activation)
+        return linear8(x, weight, weight_scale, bias, out_fp32=out_fp32, activation=activation)
     values, scale = rounded(rows, weight.dtype, static_scale)
     y = product(values, scale, weight, weight_scale, torch.float32 if out_fp32 else x.dtype, bias, activation)
     return y.view(*x.shape[:-1], y.shape[1])

@@ -42,7 +42,7 @@ class Message:
     def has_images(self) -> bool:
         return PLACEHOLDER in self.pieces
 
-    def for_template(self, plain: bool) -> dict[str, Any]:
+    def for_template(self, *, plain: bool) -> dict[str, Any]:
         """Returns the turn as chat templates take it: with its parts, or as one text."""
         if plain:
             return {"role": self.role, "content": "".join(self.pieces)}

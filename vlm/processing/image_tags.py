@@ -52,7 +52,7 @@ def check_header(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def check_tags(file: BinaryIO, nested: bool = False) -> tuple[int, ...]:
+def check_tags(file: BinaryIO, *, nested: bool = False) -> tuple[int, ...]:
     """Walks the directories of TIFF data as Pillow does and returns where those of its chain are, in bytes from the
     start; `MAX_FRAMES` + 1 at most.
 

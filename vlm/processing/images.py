@@ -103,7 +103,7 @@ def open_image(source: str | Path | bytes | BinaryIO, name: str, *, checked: boo
         with warnings.catch_warnings(), damage(name):
             # our own limit decides on size, and damage is an error
             warnings.simplefilter("ignore")
-            image = _identified(file, name, checked)
+            image = _identified(file, name, checked=checked)
         yield stack.enter_context(image)
 
 
@@ -137,7 +137,7 @@ def _file(path: str | Path, name: str) -> BinaryIO:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}.") from None
 
 
-def _identified(file: BinaryIO, name: str, checked: bool) -> Image.Image:
+def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     if not size:

@@ -93,14 +93,14 @@ class Prompts:
         # a template that strips texts would have stripped this one
         return text[:end] if text.startswith(MARK, end) else text[:end].rstrip()
 
-    def _rendered(self, template: str, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
+    def _rendered(self, template: str, turns: Iterable[Message], *, add_generation_prompt: bool = True) -> str:
         from vlm.processing.chat_templates import render, takes_parts
 
         # it takes contents as texts: all of them, or those that are
         always, takes_texts = not takes_parts(template), "is string" in template
         absent = {"tools": None, "documents": None}  # what Hugging Face says of what there is not
         named = self.tokenizer.named_tokens if self.tokenizer else {}
-        messages = [turn.for_template(always or (takes_texts and not turn.has_images)) for turn in turns]
+        messages = [turn.for_template(plain=always or (takes_texts and not turn.has_images)) for turn in turns]
         told = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(template, {**named, **absent, **told})
 
@@ -189,7 +189,7 @@ def _span(text: str, part: str | None) -> tuple[int, int]:
     return 0, len(text)
 
 
-def _check_count(num_placed: int, num_images: int, optional: bool = False) -> None:
+def _check_count(num_placed: int, num_images: int, *, optional: bool = False) -> None:
     if num_placed != num_images and not optional:
         placed, given = counted(num_placed, f"{PLACEHOLDER} placeholder"), counted_given(num_images, "image")
         raise InputError(f"the prompt has {placed} and {given}; give one for each.")

@@ -9,7 +9,7 @@ from vlm.registry.tokenizer_rules import WordSplitter
 MARGIN = 8  # characters at a text's beginning that depend on what came before
 
 
-def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
+def before_stop(text: str, stop: tuple[str, ...], *, keep: bool = False) -> str:
     """Cuts a text up to the first of the strings at which it stops; `keep`: with it."""
     if not stop:
         return text
@@ -57,7 +57,7 @@ def _overlap(text: str, string: str) -> int:
 class TextStream:
     """Turns growing token ids into text pieces that never end inside a character or what may yet be a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, keep_stop: bool = False):
         self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
         self._as_written = tokenizer.as_written()
         self._ids: list[int] = []
@@ -67,12 +67,12 @@ class TextStream:
         self._unsent = ""  # text that may yet be a stop string
         self._num_sent = 0  # characters
 
-    def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
+    def push(self, token_ids: tuple[int, ...], *, last: bool = False) -> str:
         self._ids += token_ids
         if last:
-            return before_stop(self._tokenizer.decode(self._ids), self._stop, self._keep)[self._num_sent :]
+            return before_stop(self._tokenizer.decode(self._ids), self._stop, keep=self._keep)[self._num_sent :]
         self._unsent += self._grown()
-        text = before_stop(self._unsent, self._stop, self._keep)
+        text = before_stop(self._unsent, self._stop, keep=self._keep)
         overlap = max((_overlap(text, string) for string in self._stop), default=0)
         piece = text[: len(text) - overlap]
         self._unsent = self._unsent[len(piece) :]

@@ -31,7 +31,7 @@ OTHER_NAMES = ("do_sample", "stop_strings", "eos_token_id")
 
 
 @functools.cache
-def model_keys(drawn: bool) -> dict[str, str]:
+def model_keys(*, drawn: bool) -> dict[str, str]:
     """Returns the keys of generation_config.json by the fields that they set: those of a draw, or the others. A model
     that does not sample has those of a draw for requests that do."""
     options = options_of(SamplingParams).items()
@@ -59,7 +59,7 @@ def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) ->
 def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
     """Returns the fields that a generation_config.json sets, of a draw or others. Raises InputError for what is not
     allowed; of a draw it may be, where nothing is drawn."""
-    keys = model_keys(drawn)
+    keys = model_keys(drawn=drawn)
     settings = {name: generation[key] for name, key in keys.items() if generation.get(key) is not None}
     try:
         found = converted(SamplingParams, settings)
@@ -110,7 +110,8 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
     try:
         return SamplingParams(**values)
     except InputError as error:
-        keys = {name: key for drawn in (True, False) for name, key in model_keys(drawn).items() if name not in settings}
+        every = model_keys(drawn=True) | model_keys(drawn=False)
+        keys = {name: key for name, key in every.items() if name not in settings}
         if not error.settings or not keys.keys() >= set(error.settings):
             raise
         raise _of_model(error, keys) from None

@@ -23,10 +23,10 @@ def _rows(table: Any) -> Iterator[list[Draft]]:
     for number, row in enumerate(rows):
         in_head = row.find_parent("thead") is not None
         cells = row.find_all(["th", "td"], recursive=False)
-        yield [_draft(cell, in_head, rows_left=len(rows) - number) for cell in cells]
+        yield [_draft(cell, in_head=in_head, rows_left=len(rows) - number) for cell in cells]
 
 
-def _draft(cell: Any, in_head: bool, rows_left: int) -> Draft:
+def _draft(cell: Any, *, in_head: bool, rows_left: int) -> Draft:
     for line_break in cell.find_all("br"):
         line_break.replace_with("\n")
     rowspan = cell.get("rowspan")

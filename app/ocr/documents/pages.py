@@ -91,7 +91,9 @@ class LocalPages:
         return self._renderer.read(self._document, page)
 
 
-def opening(renderer: Renderer, works: Iterable[Work], in_order: bool = False) -> Iterator[tuple[Work, Future[Pages]]]:
+def opening(
+    renderer: Renderer, works: Iterable[Work], *, in_order: bool = False
+) -> Iterator[tuple[Work, Future[Pages]]]:
     """Yields works as their documents open, the next few being opened meanwhile: one that is long in opening holds up
     no other, unless they are to come in order."""
     take = _first if in_order else _first_open

@@ -57,7 +57,7 @@ class RenderPool:
         self._pool.start()
 
     def open(self, path: Path, *, is_quick: bool = False) -> Future[Pages]:
-        return self._pool.submit(lambda worker: PooledDocument(self, worker, path, is_quick), OPENING)
+        return self._pool.submit(lambda worker: PooledDocument(self, worker, path, is_quick=is_quick), OPENING)
 
     def read(self, document: PooledDocument, page: int) -> Future[Image | ImagePixels]:
         return self._pool.submit(lambda worker: document.read_by(worker, page), READING)
@@ -73,7 +73,7 @@ class RenderPool:
 class PooledDocument:
     """A document that workers hold open; the local copy of a remote one lives as long as this."""
 
-    def __init__(self, pool: RenderPool, worker: WorkerProcess, path: Path, is_quick: bool):
+    def __init__(self, pool: RenderPool, worker: WorkerProcess, path: Path, *, is_quick: bool):
         self._pool, self.path, self._is_quick = pool, path, is_quick
         self._num_timeouts = 0
         self._copy = LocalCopy(path)
@@ -142,7 +142,7 @@ def _answer(path: Path, page: int | None, images: bytes) -> tuple[Any, Mapping[s
         raise DocumentError(f"{path} cannot be rendered: {error}.") from None
 
 
-def _opened(path: Path, again: bool) -> OpenDocument:
+def _opened(path: Path, *, again: bool) -> OpenDocument:
     if again:  # it may have changed since
         _documents.pop(path, None)
     if path not in _documents:

@@ -43,7 +43,7 @@ class NotedReader:
         is_first = sampling == self._config.sampling(0)
         for event in self._reader.read(self._numbered(works), sampling, limit):
             if isinstance(event, PageRead | PageFailed):
-                self._note(event, is_first)
+                self._note(event, is_first=is_first)
             yield event
         if is_first:
             self.seconds = self._now() - (self.measures().compile_seconds - self._compiled)
@@ -56,7 +56,7 @@ class NotedReader:
             self._index_of[work.document] = self._indices[work.path]
             yield work
 
-    def _note(self, event: PageRead | PageFailed, is_first: bool) -> None:
+    def _note(self, event: PageRead | PageFailed, *, is_first: bool) -> None:
         place = (self._index_of[event.document], event.page)
         page = self.pages.setdefault(place, SampledPage(*place, until=self._now()))
         if is_first:

@@ -147,10 +147,10 @@ class EngineConfig:
         # whatever reads its pages, and in whatever order they come, a document has the same text
         return here.load(self.path, batch_invariant=True)
 
-    def _open(self, verify: bool = False) -> EngineDir:
+    def _open(self, *, verify: bool = False) -> EngineDir:
         from vlm.artifacts.engine_dir import EngineDir
 
-        return EngineDir.open(self.path, verify)
+        return EngineDir.open(self.path, verify=verify)
 
     def page_images(self) -> PageImages | None:
         """Returns how pages become what the engine takes; None: it takes them as pictures."""

@@ -107,7 +107,7 @@ class PipelineReader:
                 put(page_event(*feed.pages.pop(number), result))
 
     # --- in the feed's thread ---
-    def _pages(self, works: Iterator[Work], put: Put, in_order: bool) -> Iterator[tuple[int, int, Pages]]:
+    def _pages(self, works: Iterator[Work], put: Put, *, in_order: bool) -> Iterator[tuple[int, int, Pages]]:
         """Yields the pages to read, of documents as they open."""
         for work, future in opening(self.renderer, _told(works, put), in_order=in_order):
             answer = opened(work, future)

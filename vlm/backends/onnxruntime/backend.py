@@ -49,10 +49,10 @@ class OnnxRuntimeBackend(Backend):
         try:
             release = version("onnxruntime")
         except PackageNotFoundError:
-            return Preference(False, "onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
+            return Preference(takes=False, reason="onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
         if dtype == "bfloat16":
-            return Preference(False, NO_BFLOAT16)
-        return Preference(True, f"onnxruntime {release} is installed, and the device is the CPU")
+            return Preference(takes=False, reason=NO_BFLOAT16)
+        return Preference(takes=True, reason=f"onnxruntime {release} is installed, and the device is the CPU")
 
     def check_build(self, build: BuildConfig) -> None:
         from vlm.backends.onnxruntime.session import require

@@ -39,8 +39,9 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
 
     graph = onnx.load(str(onnx_file), load_external_data=False).graph
     has_caches = any(port.name.startswith(CACHES) for port in graph.input)
-    attentions, layers = graph_attentions(graph, has_caches), {a.name: a for a in network_attentions(network, trt)}
-    errors = [reason for attention in attentions for reason in _misread(attention, layers, has_caches)]
+    attentions = graph_attentions(graph, has_caches=has_caches)
+    layers = {attention.name: attention for attention in network_attentions(network, trt)}
+    errors = [reason for attention in attentions for reason in _misread(attention, layers, has_caches=has_caches)]
     errors += _superfluous({attention.name for attention in attentions}, layers)
     errors += _copied_caches(network, trt, sum(node.op_type == UPDATE for node in graph.node))
     if errors:
@@ -50,14 +51,15 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
         )
 
 
-def graph_attentions(graph: GraphProto, has_caches: bool) -> list[Attention]:
+def graph_attentions(graph: GraphProto, *, has_caches: bool) -> list[Attention]:
     """Returns the attentions as the graph's nodes say them, by their names. In a graph with caches, causal means from
     the last row on."""
     updates = {node.output[0] for node in graph.node if node.op_type == UPDATE}
-    return [_expected(node, has_caches, node.input[1] in updates) for node in graph.node if node.op_type in INPUTS]
+    nodes = [node for node in graph.node if node.op_type in INPUTS]
+    return [_expected(node, has_caches=has_caches, writes=node.input[1] in updates) for node in nodes]
 
 
-def _expected(node: NodeProto, has_caches: bool, writes: bool) -> Attention:
+def _expected(node: NodeProto, *, has_caches: bool, writes: bool) -> Attention:
     attributes = {a.name: _value(a) for a in node.attribute}
     causal = attributes.get("causal_kind")
     if causal is None:
@@ -89,7 +91,7 @@ def attention_layers(network: Any, trt: Any) -> Iterator[Any]:
             yield layer.attention
 
 
-def _misread(attention: Attention, layers: dict[str, Attention], has_caches: bool) -> Iterator[str]:
+def _misread(attention: Attention, layers: dict[str, Attention], *, has_caches: bool) -> Iterator[str]:
     layer = layers.get(attention.name)
     if layer is None:
         yield f"attention {attention.name} is gone"

@@ -30,4 +30,4 @@ class Dense:
         return parameters["weight"].float()
 
     def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
-        return matmul(x, linear.weight, bias, linear.out_fp32, activation)
+        return matmul(x, linear.weight, bias, out_fp32=linear.out_fp32, activation=activation)

@@ -68,8 +68,9 @@ class Int4(QuantizedMethod):
 
     def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
         x = self.inputs.arranged(linear, x)
+        packed, scale = linear.weight_packed, linear.weight_scale
         zero = None if self.symmetric else linear.weight_zero
-        return linear4(x, linear.weight_packed, linear.weight_scale, zero, bias, linear.out_fp32, activation)
+        return linear4(x, packed, scale, zero, bias, out_fp32=linear.out_fp32, activation=activation)
 
     def grid(self, grouped: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the scale and the zero point of each group of [out, groups, group]: [out, groups] float32."""

@@ -48,4 +48,4 @@ class Int8(QuantizedMethod):
 
     def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
         x = self.inputs.arranged(linear, x)
-        return linear8(x, linear.weight, linear.weight_scale, bias, linear.out_fp32, activation)
+        return linear8(x, linear.weight, linear.weight_scale, bias, out_fp32=linear.out_fp32, activation=activation)
