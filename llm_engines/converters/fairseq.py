@@ -49,6 +49,7 @@ UNSUPPORTED = {
     "layer_wise_attention": (False, None), "base_layers": (0, None), "decoder_adaptive_input": (False, None),
     "quant_noise_pq": (0, None),
 }  # fmt: skip
+WIDTHS = ("encoder_embed_dim", "decoder_embed_dim", "decoder_output_dim", "decoder_input_dim")  # which are one
 # what a decoder that does not say takes from the encoder; all else has a default of its own
 INHERITED = ("embed_dim", "ffn_embed_dim")
 
@@ -147,16 +148,9 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
         default = options.get(f"encoder_{name}", default) if name in INHERITED else default
         return options.get(f"{side}_{name}", default)
 
-    errors = [f"{n} is {shown(options[n])}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
     width, heads = own("embed_dim", 512), own("attention_heads", 8)
-    widths = {options.get(n, width) for n in ("encoder_embed_dim", "decoder_embed_dim", "decoder_output_dim",
-                                              "decoder_input_dim")}  # fmt: skip
-    if len(widths - {None}) > 1:
-        errors.append(f"encoder and decoder differ in width ({listed(sorted(widths - {None}))})")
     activation = options.get("activation_fn", "relu")
-    if activation not in ACTIVATIONS:
-        errors.append(f"activation_fn is {shown(activation)}, supported are {listed(ACTIVATIONS)}")
-    if errors:
+    if errors := _option_errors(options, width, activation):
         raise ConfigError(f"this FairSeq {side} cannot be run exactly: {'; '.join(errors)}.")
     pre_norm = bool(own("normalize_before", False))
     # the first releases did not normalize after the last layer
@@ -171,6 +165,17 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
         final_norm=final_norm and not (side == "decoder" and options.get("no_decoder_final_norm")),
         embedding_norm=bool(options.get("layernorm_embedding")), sinusoidal=not options.get(f"{side}_learned_pos"),
     )  # fmt: skip
+
+
+def _option_errors(options: Mapping[str, Any], width: int, activation: str) -> list[str]:
+    """Returns what keeps a side from being run exactly."""
+    errors = [f"{n} is {shown(options[n])}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
+    widths = {options.get(name, width) for name in WIDTHS} - {None}
+    if len(widths) > 1:
+        errors.append(f"encoder and decoder differ in width ({listed(sorted(widths))})")
+    if activation not in ACTIVATIONS:
+        errors.append(f"activation_fn is {shown(activation)}, supported are {listed(ACTIVATIONS)}")
+    return errors
 
 
 def modern(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -128,6 +128,7 @@ def tokenizer_files(
     folder: Path,
     source: list[str],
     target: list[str],
+    *,
     out: Path,
     text: TextFiles | None = None,
     tokens: LanguageTokens | None = None,

@@ -58,11 +58,15 @@ def pieces_to_text(tokens: list[int]) -> str:
     return sacremoses.MosesDetokenizer("fr").detokenize(line.split())
 
 
+def tokenizer_of(folder, options, out) -> Tokenizer:
+    """Returns the tokenizer that a published folder's files become."""
+    entries, text = [*SPECIAL, *ENTRIES], TextFiles.from_folder(folder, options)
+    tokenizer_files(folder, entries, entries, out=out, text=text)
+    return Tokenizer.from_dir(out, tokenizer_rules)
+
+
 def test_texts_become_the_ids_that_fairseq_looks_up(model, tmp_path):
-    folder = published(model, tmp_path / NAME)
-    text = TextFiles.from_folder(folder, model.options)
-    tokenizer_files(folder, [*SPECIAL, *ENTRIES], [*SPECIAL, *ENTRIES], tmp_path, text)
-    tokenizer = Tokenizer.from_dir(tmp_path, tokenizer_rules)
+    tokenizer = tokenizer_of(published(model, tmp_path / NAME), model.options, tmp_path)
     for source, pieces in EXAMPLES.items():
         assert tokenizer.encode(source) == [IDS.get(piece, 3) for piece in pieces.split()], source
     known = [source for source, pieces in EXAMPLES.items() if set(pieces.split()) <= IDS.keys()]
@@ -105,9 +109,7 @@ def test_what_is_split_already_is_left_as_it_is(model, tmp_path):
 
 
 def test_outputs_stream_as_they_are_joined(model, tmp_path):
-    folder = published(model, tmp_path / NAME)
-    tokenizer_files(folder, [*SPECIAL, *ENTRIES], [*SPECIAL, *ENTRIES], tmp_path, TextFiles.from_folder(folder, {}))
-    tokenizer = Tokenizer.from_dir(tmp_path, tokenizer_rules)
+    tokenizer = tokenizer_of(published(model, tmp_path / NAME), {}, tmp_path)
     line = "&quot; The l@@ ow@@ e cost , &quot; M@@ . Smith pa@@ t &apos;s @-@ new@@ s ( he ) . H@@ ell@@ o world !"
     ids = [
         IDS.get(piece, IDS["@-@"] if piece == "@-@" else 3) for piece in line.split() if piece in IDS or piece == "@-@"
@@ -120,9 +122,7 @@ def test_outputs_stream_as_they_are_joined(model, tmp_path):
 
 
 def test_unknown_words_are_said_a_few_times(model, tmp_path):
-    folder = published(model, tmp_path / NAME)
-    tokenizer_files(folder, [*SPECIAL, *ENTRIES], [*SPECIAL, *ENTRIES], tmp_path, TextFiles.from_folder(folder, {}))
-    tokenizer = Tokenizer.from_dir(tmp_path, tokenizer_rules)
+    tokenizer = tokenizer_of(published(model, tmp_path / NAME), {}, tmp_path)
     with pytest.warns(VlmWarning) as told:
         for number in range(9):
             tokenizer.encode_source(f"the 日本 costs {number}")

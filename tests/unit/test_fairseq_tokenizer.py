@@ -18,7 +18,7 @@ def tokenizer(tmp_path, codes: str | None = "#version: 0.2\n" + CODES, target=No
     if codes is not None:
         (tmp_path / "bpecodes").write_text(codes)
     (tmp_path / "made").mkdir()
-    tokenizer_files(tmp_path, source, [*SPECIAL, *target] if target else source, tmp_path / "made")
+    tokenizer_files(tmp_path, source, [*SPECIAL, *target] if target else source, out=tmp_path / "made")
     return Tokenizer.from_dir(tmp_path / "made", tokenizer_rules)
 
 

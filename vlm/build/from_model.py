@@ -62,13 +62,11 @@ def convert_model(
     check_build(source.path, source.kind, build)
     if adapter is not None:
         read_settings(adapter)  # a mistyped name
-    said = {"--tp-size": tp_size != 1, "--pp-size": pp_size != 1, "--encoder-tp-size": encoder_tp_size is not None}
-    asked = [name for name, is_said in {**said, "--merge-lora": merge_lora is not None}.items() if is_said]
     with scratch_beside(out) as scratch:
         checkpoint_of_model = partial(
             _checkpoint_of_model,
             scratch=scratch,
-            asked=asked,
+            changes=_changes(build, merge_lora),
             progress=progress,
             tokenizer=tokenizer,
             check=build_check(build),
@@ -84,6 +82,17 @@ def convert_model(
         return split_checkpoint(whole, out, build, progress=progress).path
 
 
+def _changes(build: BuildConfig, merge_lora: str | Path | None) -> list[str]:
+    """Returns the options that ask for more than a conversion."""
+    said = {
+        "--tp-size": build.tp_size != 1,
+        "--pp-size": build.pp_size != 1,
+        "--encoder-tp-size": build.encoder_tp_size is not None,
+        "--merge-lora": merge_lora is not None,
+    }
+    return [option for option, is_said in said.items() if is_said]
+
+
 def _check_output(source: Source, out: Path) -> None:
     """Raises CheckpointError for a place that no checkpoint can be written to, where the source becomes one."""
     converter = converter_of(source.path)
@@ -94,20 +103,20 @@ def _check_output(source: Source, out: Path) -> None:
 def _checkpoint_of_model(
     source: Source,
     scratch: Path,
-    asked: list[str],
+    changes: list[str],
     progress: Progress | None,
     tokenizer: str | None,
     check: Check,
 ) -> Checkpoint:
-    """Returns the checkpoint of a source. Raises InputError for what was tuned beside a model, which `asked`, options,
-    are not for."""
+    """Returns the checkpoint of a source. Raises InputError for what was tuned beside a model, which the `changes`,
+    options, are not for."""
     if source.kind == "checkpoint":
         return checkpoint_of(source, scratch, progress, tokenizer)
     path = convert_file(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer, check=check)
     if not is_checkpoint(path):
         raise InputError(
-            f"{source.name} is what was tuned beside a model, and {listed(asked)} is for models; leave it out, and vlm"
-            " convert makes a folder of it."
+            f"{source.name} is what was tuned beside a model, and {listed(changes)} is for models; leave it out, and"
+            " vlm convert makes a folder of it."
         )
     return Checkpoint.open(path)
 

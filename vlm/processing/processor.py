@@ -74,47 +74,21 @@ class Processor:
     ) -> Processor:
         """`adapters`: the numbers of those that requests may name; `prompt_tables`: of tasks that they may name;
         `files`: what has been read already. Raises EngineError for a damaged processor."""
-        family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
-        encoder, config = configs.encoder, configs.writer
-        vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        files = files or ProcessorFiles.read(engine)
-        tokenizer, image_processor = files.tokenizer, files.image_processor
-        if image_processor is not None and not image_processor.fits():
-            warnings.warn(
-                f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
-                " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
-                VlmWarning,
-                stacklevel=5,
-            )
-        images, prompts = ImageInputs(family.name, configs.visual, image_processor), None
-        if (form := family.chat_format) is not None:
-            prompts = Prompts.load(form, tokenizer, folder, vocab_size, with_images=family.takes_images)
-        context = InputContext(
-            family,
-            config,
-            engine.generation,
-            tokenizer,
-            images,
-            prompts,
-            has_encoder=encoder is not None,
-            vocab_size=vocab_size,
-            max_encoder_len=engine.limits.max_encoder_input_len,
-            max_seq_len=engine.limits.max_seq_len,
-            prompt_tables=prompt_tables,
-            encoder_positions=None if encoder is None else encoder.position_limit,
-        )
+        configs, files = catalogs.configs_of(engine), files or ProcessorFiles.read(engine)
+        _check_image_size(engine, files.image_processor)
+        context = _input_context(engine, files, prompt_tables)
         processor = cls(
-            family,
-            config,
-            encoder,
-            tokenizer,
-            files.processor_source,
-            images,
-            prompts,
-            prompt_tables,
-            RequestBuilder(context, adapters),
+            family=context.family,
+            config=context.config,
+            encoder=configs.encoder,
+            tokenizer=files.tokenizer,
+            processor_source=files.processor_source,
+            images=context.images,
+            prompts=context.prompts,
+            prompt_tables=prompt_tables,
+            request_builder=RequestBuilder(context, adapters),
             generates=engine.generates,
-            page_steps=page_steps(engine, tokenizer),
+            page_steps=page_steps(engine, files.tokenizer),
         )
         if prompt_tables is not None:
             prompt_tables.check_width(processor.prompt_width)
@@ -202,6 +176,39 @@ class Processor:
         period = loop_period(token_ids) if self.family.loop_detection else None
         ids = without_loop(token_ids, period) if period else token_ids
         return self.family.postprocess(self.tokenizer.decode(ids))
+
+
+def _check_image_size(engine: EngineDir, image_processor: ImageProcessor | None) -> None:
+    """Warns of an image processor whose images have another size than the model takes."""
+    if image_processor is not None and not image_processor.fits():
+        warnings.warn(
+            f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
+            " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
+            VlmWarning,
+            stacklevel=6,
+        )
+
+
+def _input_context(engine: EngineDir, files: ProcessorFiles, prompt_tables: PromptTables | None) -> InputContext:
+    family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
+    encoder, tokenizer, prompts = configs.encoder, files.tokenizer, None
+    vocab_size = (encoder or configs.writer).vocab_size
+    if (form := family.chat_format) is not None:
+        prompts = Prompts.load(form, tokenizer, engine.processor_dir, vocab_size, with_images=family.takes_images)
+    return InputContext(
+        family=family,
+        config=configs.writer,
+        generation=engine.generation,
+        tokenizer=tokenizer,
+        images=ImageInputs(family.name, configs.visual, files.image_processor),
+        prompts=prompts,
+        has_encoder=encoder is not None,
+        vocab_size=vocab_size,
+        max_encoder_len=engine.limits.max_encoder_input_len,
+        max_seq_len=engine.limits.max_seq_len,
+        prompt_tables=prompt_tables,
+        encoder_positions=None if encoder is None else encoder.position_limit,
+    )
 
 
 def processor_source(engine: EngineDir) -> ProcessorSource | None:

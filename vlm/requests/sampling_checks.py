@@ -37,21 +37,27 @@ def _check_beams(params: SamplingOptions) -> None:
             f" {params.num_beams}), or a temperature, to get different outputs.",
             settings=("num_return_sequences", "num_beams"),
         )
-    if params.num_beams > 1 and params.stop:
+    if params.num_beams > 1:
+        _check_single(params)
+
+
+def _check_single(params: SamplingOptions) -> None:
+    """Raises InputError for what a beam search has not."""
+    if params.stop:
         raise InputError(
             "stop strings are for single sequences: set num_beams to 1, or give tokens as stop_token_ids, which end"
             " beams, too.",
             settings=("stop", "num_beams", "stop_token_ids"),
         )
-    if params.num_beams > 1 and params.top_logprobs:
+    if params.top_logprobs:
         raise InputError(
             "top_logprobs are for single sequences: set num_beams to 1.", settings=("top_logprobs", "num_beams")
         )
-    if params.num_beams > 1 and (params.return_context_logits or params.return_generation_logits):
+    if params.return_context_logits or params.return_generation_logits:
         raise InputError(
             "context and generation logits are those of single sequences: set num_beams to 1.", settings=("num_beams",)
         )
-    if params.num_beams > 1 and params.loop_detection:
+    if params.loop_detection:
         raise InputError(
             "loop detection works on one sequence; switch it off for beam search.", settings=("loop_detection",)
         )

@@ -37,6 +37,35 @@ class PeftAdapter:
     trained: Mapping[str, Tensor]  # tensors that take the place of the model's own, or are the same
 
 
+@dataclass(frozen=True)
+class FolderTensors:
+    """The tensors of an adapter's folder, told apart by their names."""
+
+    by_module: dict[str, dict[str, Tensor]]  # parts of the adapter
+    trained: dict[str, Tensor]  # that take the place of the model's own
+    frozen: dict[str, Tensor]  # weights that the adapter only adds to
+    strays: list[str]  # names of none of these
+
+    @classmethod
+    def read(cls, folder: Path, kind: type[PeftKind]) -> FolderTensors:
+        """Raises CheckpointError for a part of the adapter that is there twice."""
+        found, tensors = cls(defaultdict(dict), {}, {}, []), adapter_tensors(folder)
+        for name in (name for name in tensors if not UNREAD.search(name)):
+            bare = name.removeprefix(PREFIX)
+            if (match := kind.tensors.fullmatch(bare)) is not None:
+                module, part = match[1], match[2]
+                if part in (parts := found.by_module[module]):
+                    raise CheckpointError(f"{folder} holds {module}.{part} under two names; save the adapter again.")
+                parts[part] = tensors[name]
+            elif (copy := COPY.fullmatch(bare)) is not None:
+                found.frozen[f"{copy[1]}.weight"] = tensors[name]
+            elif (own := trained_name(bare)) is not None:
+                found.trained[own] = tensors[name]
+            else:
+                found.strays.append(name)
+        return found
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """Returns what an adapter's folder says of it. Raises ConfigError for what is no such folder."""
     check_no_archive(folder, str(folder), ConfigError)
@@ -54,33 +83,20 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
         raise ConfigError(
             f"{folder} is a PEFT adapter of type {cut(kind)}; {' and '.join(KINDS)} are what can be loaded{instead}."
         )
-    tensors, strays, trained, frozen = adapter_tensors(folder), [], {}, {}
-    by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name in (name for name in tensors if not UNREAD.search(name)):
-        bare = name.removeprefix(PREFIX)
-        if (match := KINDS[kind].tensors.fullmatch(bare)) is not None:
-            if match[2] in (parts := by_module[match[1]]):
-                raise CheckpointError(f"{folder} holds {match[1]}.{match[2]} under two names; save the adapter again.")
-            parts[match[2]] = tensors[name]
-        elif (copy := COPY.fullmatch(bare)) is not None:
-            frozen[f"{copy[1]}.weight"] = tensors[name]
-        elif (own := trained_name(bare)) is not None:
-            trained[own] = tensors[name]
-        else:
-            strays.append(name)
-    config = KINDS[kind].read(folder, values, by_module)
-    if strays:
+    found = FolderTensors.read(folder, KINDS[kind])
+    config = KINDS[kind].read(folder, values, found.by_module)
+    if found.strays:
         raise CheckpointError(
-            f"{folder} holds {listed(strays)}, which is no {config.name} of a linear layer; merge the adapter into its"
-            " model with PEFT (merge_and_unload(), save_pretrained()) and load that."
+            f"{folder} holds {listed(found.strays)}, which is no {config.name} of a linear layer; merge the adapter"
+            " into its model with PEFT (merge_and_unload(), save_pretrained()) and load that."
         )
-    _check_trained(folder, values, trained, merging=merging)
-    if not by_module:
+    _check_trained(folder, values, found.trained, merging=merging)
+    if not found.by_module:
         raise CheckpointError(f"{folder} holds no tensors; save the adapter again.")
-    modules = {module: _weights(folder, config, module, parts) for module, parts in by_module.items()}
+    modules = {module: _weights(folder, config, module, parts) for module, parts in found.by_module.items()}
     base = str(values.get("base_model_name_or_path") or "")
-    own = _checked(folder, trained | read_beside(folder) if merging else {}, modules)
-    return PeftAdapter(base, modules, own | _checked(folder, frozen, {}))
+    own = _checked(folder, found.trained | read_beside(folder) if merging else {}, modules)
+    return PeftAdapter(base, modules, own | _checked(folder, found.frozen, {}))
 
 
 def _check_trained(folder: Path, values: Mapping[str, Any], trained: Mapping[str, Tensor], *, merging: bool) -> None:
