@@ -24,7 +24,7 @@ from vlm.processing.documents import is_pdf, open_document
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import FORMATS, load_image
 from vlm.processing.pdf_document import PdfDocument
-from vlm.registry.images import Transform
+from vlm.registry.image_transforms import Transform
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
 BOMB = kit.tag_bomb(5000, 2**20)  # 5 GB

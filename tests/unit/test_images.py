@@ -22,7 +22,8 @@ from vlm.errors import EngineError, ImageError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.images import load_image
 from vlm.registry.catalogs import families
-from vlm.registry.images import LAST_BITS, ImageProcessorSpec, Transform
+from vlm.registry.image_transforms import LAST_BITS, Transform
+from vlm.registry.images import ImageProcessorSpec
 from vlm_app.reference.huggingface import in_patches, in_tiles
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from visual_engines.families.florence2_answers import answer
 from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.generation_config import generation_defaults, standing_alone
-from vlm.registry.images import ImageProcessorSpec, Settings, as_it_is
+from vlm.registry.image_shapes import as_it_is
+from vlm.registry.image_transforms import Settings
+from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 from vlm.registry.tasks import QUESTION, PromptTasks
 from vlm.registry.tokenizer_rules import TokenizerRules

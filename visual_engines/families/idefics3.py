@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.families.doctags import is_tag
 from visual_engines.families.doctags_markdown import to_markdown
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, as_it_is, largest, transform_by
+from vlm.registry.image_shapes import as_it_is
+from vlm.registry.image_transforms import Settings, Transform, transform_by
+from vlm.registry.images import ImageProcessorSpec, largest
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 from vlm.registry.tokenizer_rules import TokenizerRules
 

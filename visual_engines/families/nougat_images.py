@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.families.levels import BILINEAR, resized, to_levels
 from visual_engines.families.page_margin import THRESHOLD, content_box
-from vlm.registry.images import (
-    NOT_ARGUMENTS,
-    ImageProcessorSpec,
-    Settings,
-    Transform,
-    fused_normalization,
-    is_sliver,
-    sampled,
-    transform_by,
-)
+from vlm.registry.image_shapes import is_sliver, sampled
+from vlm.registry.image_transforms import NOT_ARGUMENTS, Settings, Transform, fused_normalization, transform_by
+from vlm.registry.images import ImageProcessorSpec
 
 if TYPE_CHECKING:
     import numpy as np

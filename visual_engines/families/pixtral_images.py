@@ -12,7 +12,8 @@ from visual_engines.families import published_settings
 from visual_engines.families.levels import MODES, Size, resized, to_levels
 from visual_engines.families.published_settings import filled, is_length, normalization_of, size_by
 from vlm.errors import shown
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest_sides, transformers_class
+from vlm.registry.image_transforms import Settings, Transform, transformers_class
+from vlm.registry.images import ImageProcessorSpec, largest_sides
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -12,7 +12,8 @@ from visual_engines.families import published_settings
 from visual_engines.families.levels import MODES, Size, resized, to_levels
 from visual_engines.families.published_settings import filled, normalization_of, size_by
 from vlm.errors import ImageError, shown
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, largest, transform_by
+from vlm.registry.image_transforms import Settings, Transform, transform_by
+from vlm.registry.images import ImageProcessorSpec, largest
 
 if TYPE_CHECKING:
     from PIL import Image

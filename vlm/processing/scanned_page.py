@@ -10,7 +10,7 @@ from PIL import Image, ImageStat
 
 from vlm.errors import ImageError
 from vlm.processing.images import as_rgb, check_size, damage, open_image
-from vlm.registry.images import sampled
+from vlm.registry.image_shapes import sampled
 
 MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
 SLACK = 0.01  # of a side, by which the image may miss the page's box

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.images import ImageProcessorSpec, Settings, Transform, pad_to_square
+from vlm.registry.image_shapes import pad_to_square
+from vlm.registry.image_transforms import Settings, Transform
+from vlm.registry.images import ImageProcessorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
