@@ -49,10 +49,6 @@ class GPT2Config(ModelConfig):
     rotary: RotaryConfig | None = None  # else positions are learned
     source: tuple[str, ...] = ("gpt2",)  # how its weights are kept: by "gpt2", "gpt_bigcode" or "nemo", and its ways
 
-    def __post_init__(self) -> None:
-        if isinstance(self.rotary, dict):
-            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
-
     @property
     def num_kv_heads(self) -> int:
         return self.kv_heads

@@ -32,9 +32,6 @@ class LlamaConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.out_bias is None:
             object.__setattr__(self, "out_bias", self.attention_bias)
-        if isinstance(self.rotary, dict):
-            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
-        object.__setattr__(self, "whole_layers", tuple(self.whole_layers))  # a list in a file
 
     @property
     def head_dim(self) -> int:

@@ -52,10 +52,6 @@ class T5GemmaConfig(ModelConfig):
     tied: bool = True
     attention_bias: bool = False
 
-    def __post_init__(self) -> None:
-        if isinstance(self.rotary, dict):
-            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
-
     @property
     def head_dim(self) -> int:
         return self.head_size

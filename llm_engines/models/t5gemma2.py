@@ -45,11 +45,6 @@ class T5Gemma2Config(T5GemmaConfig):
     ahead: int | None = None  # how far ahead an encoder's windows hold tokens
     eoi_token_id: int = 256000  # follows an image
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.local_rotary, dict):
-            object.__setattr__(self, "local_rotary", RotaryConfig(**self.local_rotary))
-
 
 def parse_decoder(hf: dict[str, Any]) -> T5Gemma2Config:
     """Returns the T5Gemma2Config of a Hugging Face `t5gemma2` configuration; ConfigError names every key that it cannot

@@ -49,10 +49,6 @@ class Blip2VisionConfig(VisionConfig):
     norm_eps: float
     image_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
-
     @property
     def num_features(self) -> int:
         return self.num_queries

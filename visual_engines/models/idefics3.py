@@ -31,10 +31,6 @@ class Idefics3VisionConfig(TiledVisionConfig):
     text_width: int
     image_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
-
     @property
     def tile_rows(self) -> int:
         return self.tower.num_features // self.scale_factor**2

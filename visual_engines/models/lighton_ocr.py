@@ -30,10 +30,6 @@ class LightOnVisionConfig(PatchedVisionConfig):
     norm_eps: float = 1e-6
     image_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", PixtralConfig.from_dict(self.tower))
-
     @property
     def hidden_size(self) -> int:
         return self.text_width

@@ -33,10 +33,6 @@ class LlavaVisionConfig(VisionConfig):
     whole: bool = False  # with the first row, which is a class token's
     image_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
-
     @property
     def num_features(self) -> int:
         return self.tower.num_features - (not self.whole)

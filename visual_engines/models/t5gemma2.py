@@ -32,10 +32,6 @@ class T5Gemma2VisionConfig(VisionConfig):
     side: int  # rows of features down and across
     image_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
-
     @property
     def num_features(self) -> int:
         return self.side**2

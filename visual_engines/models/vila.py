@@ -35,10 +35,6 @@ class VilaVisionConfig(VisionConfig):
     projector: str  # "linear", "mlp2x_gelu", …, "mlp_downsample"
     whole: bool  # with the class token's row
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
-
     @property
     def num_features(self) -> int:
         if self.projector != DOWNSAMPLE:

@@ -21,11 +21,12 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Raises ConfigError that names every unknown key, and every value of another type than its field's."""
+        """Reads what `to_dict` wrote, or a JSON file of it. Raises ConfigError that names every unknown key, and every
+        value of another type than its field's."""
         types = _types(cls)
         if unknown := sorted(set(values) - types.keys()):
             raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(types), 40)}.")
-        values = {name: to_tuples(value) for name, value in values.items()}  # JSON has none
+        values = {name: _as_field(value, types[name].hint) for name, value in values.items()}
         if errors := _type_errors(cls, values, ";"):
             raise ConfigError(f"{cls.__name__} cannot have these values: {listed(errors.values())}.")
         return cls(**values)
@@ -40,6 +41,16 @@ class Config:
         own = [getattr(self, name, 0) for name in ("num_layers", "depth", "linears")]
         nested = [value.depth_in_all for value in values if isinstance(value, Config)]
         return sum(own) + sum(getattr(self, "depths", ())) + sum(nested)
+
+
+def _as_field(value: Any, hint: Any) -> Any:
+    """Returns a file's value as its field has it: a mapping as the dataclass that it describes, lists as tuples."""
+    kind = next((each for each in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(each)), None)
+    if kind is None or not isinstance(value, dict):
+        return to_tuples(value)
+    if issubclass(kind, Config):
+        return kind.from_dict(value)
+    return kind(**{name: to_tuples(part) for name, part in value.items()})
 
 
 @functools.cache

@@ -47,9 +47,6 @@ class RotaryConfig:
     truncate: bool = True
     sections: tuple[int, ...] = ()  # frequencies by time, rows, columns, time, …; (): positions of one axis
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sections", tuple(self.sections))
-
     @classmethod
     def parse(cls, hf: dict[str, Any], head_dim: int, max_positions: int, theta: float = 10000.0) -> RotaryConfig:
         """Returns what `rope_scaling` (which prevails) or `rope_parameters` says, with `rope_theta` beside or within;

@@ -25,10 +25,6 @@ class DeepSeekVisionConfig(VisionConfig):
     text_width: int
     image_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.tower, dict):
-            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
-
     @property
     def num_features(self) -> int:
         return self.tower.num_features

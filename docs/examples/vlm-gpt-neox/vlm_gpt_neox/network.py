@@ -36,10 +36,6 @@ class GPTNeoXConfig(ModelConfig):
     parallel: bool = True
     attention_bias: bool = True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.rotary, dict):
-            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
-
     @property
     def cross_attention(self) -> bool:
         return False
