@@ -12,7 +12,7 @@ from vlm.api.outputs import Encoding
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.leading import Engine
 from vlm.errors import InputError
-from vlm.executor.packing import batched, batched_by_kinds, batched_by_tokens
+from vlm.executor.packing import batched, batched_by_kinds, batched_by_size
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.processing.processor import Processor
 from vlm.requests.request import Request
@@ -44,7 +44,7 @@ class EncoderCalls:
         if encoders.encoder is None:
             yield from batched(requests, encoders.max_encoder_batch_size)
             return
-        for batch in batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.source_ids)):
+        for batch in batched_by_size(requests, encoders.max_encoder_tokens, lambda r: len(r.source_ids)):
             most = encoders.networks.adapters.num_slots
             yield from batched_by_kinds(batch, most, lambda r: {r.adapter_id} if r.adapted else set())
 

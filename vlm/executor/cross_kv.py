@@ -12,7 +12,7 @@ from torch import Tensor
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required, rounding_ahead
 from vlm.executor.packed_passes import PackedPasses
-from vlm.executor.packing import PackedInputs, PackedTexts, batched_by_tokens, graph_rows, packed
+from vlm.executor.packing import PackedInputs, PackedTexts, batched_by_size, graph_rows, packed
 from vlm.executor.paged_batches import PagedBatches
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
@@ -80,7 +80,7 @@ class CrossKV:
 
     def _write_kv(self, sequences: list[Sequence]) -> None:
         """Writes keys and values of encoders' outputs that are in the cache themselves."""
-        for part in batched_by_tokens(sequences, CROSS_ROWS, attrgetter("num_features")):
+        for part in batched_by_size(sequences, CROSS_ROWS, attrgetter("num_features")):
             places = [x.numpy() for x in packed([(s.slot, s.num_features) for s in part])]
             batch = self.batches.batch(*upload(places, self.device), adapted=False)
             self.decoder.write_cross_kv(batch.attention.read_hidden(), batch)

@@ -22,7 +22,7 @@ from vlm.executor.collective_time import CollectiveTime, time_calls
 from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
 from vlm.executor.encoders import Encoders
 from vlm.executor.memory import memory_errors
-from vlm.executor.packing import batched, batched_by_tokens, bucket_of
+from vlm.executor.packing import batched, batched_by_size, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
@@ -150,7 +150,7 @@ class Executor:
         with self._encoding(sequences):
             self._make_prompt_embeds([s for s in sequences if s.contents])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, num_features):
+            for chunk in batched_by_size(texts, self.encoders.max_encoder_tokens, num_features):
                 self.runner.encode_texts(chunk, self._prompt_embeds)
             self._drop_embeds(texts)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]

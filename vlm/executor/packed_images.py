@@ -18,7 +18,7 @@ from torch import Tensor
 from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.networks import rounding_ahead
-from vlm.executor.packing import batched, batched_by_tokens, largest_power_of_two
+from vlm.executor.packing import batched, batched_by_size, largest_power_of_two
 from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
@@ -54,7 +54,7 @@ class PatchEncoder:
         return [
             features
             for few in batched(list(images), self.most)
-            for part in batched_by_tokens(few, self.most_patches, self._num_patches)
+            for part in batched_by_size(few, self.most_patches, self._num_patches)
             for some in self._passes(part)
             for features in self._encode_pass(some).split([image.rows for image in some])
         ]

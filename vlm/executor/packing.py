@@ -179,15 +179,15 @@ def batched(items: list, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yields groups of at most `most` rows, an item that has more of them alone."""
-    group, num_rows = [], 0
-    for item, count in zip(items, map(rows, items), strict=True):
-        if group and num_rows + count > most:
+def batched_by_size(items: list[T], most: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields groups whose sizes, of rows or bytes, add up to `most` at the most, a larger item alone."""
+    group, total = [], 0
+    for item, own in zip(items, map(size, items), strict=True):
+        if group and total + own > most:
             yield group
-            group, num_rows = [], 0
+            group, total = [], 0
         group.append(item)
-        num_rows += count
+        total += own
     if group:
         yield group
 

@@ -11,6 +11,7 @@ from vlm.artifacts.progress import Progress
 from vlm.config import RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError
+from vlm.executor.packing import batched_by_size
 from vlm.executor.paged_runner import PagedRunner
 from vlm.layers.linear import Linear
 from vlm.quantize.layers import Layer
@@ -48,7 +49,7 @@ class Calibration:
     ) -> Iterator[tuple[Layer, Statistics]]:
         """Yields each layer with what it was given. Raises InputError for layers that no input reaches, and for values
         that the engine's type cannot hold."""
-        passes = list(_passes(layers, needs))
+        passes = list(batched_by_size(layers, PASS_BYTES, lambda layer: needs.nbytes(layer.in_features)))
         for number, group in enumerate(passes, 1):
             recorder = Recorder({layer.name: self._linear(layer) for layer in group}, needs, self.seed)
             with recorder:
@@ -87,17 +88,3 @@ def _networks(pipeline: Pipeline) -> dict[str, Any]:
     encoders = pipeline.llm.encoders.networks
     assert isinstance(pipeline.llm, LLMEngine) and isinstance(pipeline.llm.executor.runner, PagedRunner)
     return {"visual": encoders.visual, "encoder": encoders.encoder, "decoder": pipeline.llm.executor.runner.decoder}
-
-
-def _passes(layers: list[Layer], needs: Needs) -> Iterator[list[Layer]]:
-    """Yields the layers that one pass records, in their order."""
-    group, size = list[Layer](), 0
-    for layer in layers:
-        nbytes = needs.nbytes(layer.in_features)
-        if group and size + nbytes > PASS_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(layer)
-        size += nbytes
-    if group:
-        yield group
