@@ -102,3 +102,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # what is left at the end counts as leaked
+
+
+@pytest.fixture(scope="module")
+def cache_of_module(tmp_path_factory):
+    """Gives the tests of a module a cache that no other module sees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -11,14 +11,6 @@ import pytest
 from tests.s3_kit import store
 
 
-@pytest.fixture(scope="module")
-def cache_of_module(tmp_path_factory):
-    """Gives the tests of a module a cache that no other module sees."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def s3_server():
     moto = pytest.importorskip("moto.server", reason="moto is not installed")

@@ -15,6 +15,8 @@ from tests import cli_kit, tiny
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 WORDS = [f"w{i}" for i in range(50)]
 
 
@@ -30,11 +32,6 @@ def folder(tmp_path_factory):
     model.save_pretrained(folder)
     fast.save(str(folder / "tokenizer.json"))
     return folder, model
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "encode-cache"))
 
 
 def call(*arguments, stdin: str | None = None):

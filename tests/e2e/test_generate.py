@@ -17,14 +17,11 @@ from tests.cli_kit import call, one_sentence
 from tests.prompted_kit import DECODERS, VOCABULARY, ids, pictures, saved, text, tuned_continued
 from vlm_app.cli.options import texts as text_options
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 PROMPTS = ["w1 w2 w3", "w40", "w7 w7 w9 w30 w2"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "prompted-cache"))
 
 
 @pytest.fixture(scope="module", params=DECODERS)

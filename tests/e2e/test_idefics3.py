@@ -12,14 +12,9 @@ import vlm
 from tests import idefics3_kit, server_kit
 from tests.cli_kit import call, one_sentence
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cache_of_module")]
 
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "idefics3-cache"))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from vlm.options import flag_of
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.groups import LOADING, SAMPLING
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 PROMPT, OTHER = "w1 w2 w3", "w7 w8 w9 w10"
 LENGTH = {"max_new_tokens": 16}
 TEXT_VERBS = ("run", "generate", "translate", "summarize", "eval")
@@ -69,11 +71,6 @@ ELSEWHERE = {
     "include_stop_str_in_output",
     "prompt_lookup_num_tokens",
 }  # have tests of their own below
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "options-cache"))
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,9 @@ from tests import qwen_kit, server_kit
 from tests.cli_kit import call, one_sentence
 from visual_engines.families.qwen_vl import PAGE_PROMPTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cache_of_module")]
 
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "qwen-vl-cache"))
 
 
 @pytest.fixture(scope="module")

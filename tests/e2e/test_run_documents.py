@@ -15,13 +15,10 @@ from tests.cli_kit import call
 from tests.prompted_kit import saved
 from vlm.processing.image_processor import ImageProcessor
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 PAGE = Path(__file__).parents[2] / "examples" / "page.png"
 SHORT = ("--device", "cpu", "--max-new-tokens", "6")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "run-cache"))
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,9 @@ from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, ids, pictures, saved
 from vlm.packaged import ASSETS
 from vlm.registry import catalogs
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "run-cache"))
 
 
 @pytest.fixture(scope="module", params=ASKED_WITH_IMAGES)

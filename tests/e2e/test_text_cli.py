@@ -16,15 +16,12 @@ from tests.cli_kit import call, one_sentence
 from vlm.build.locate import packaged_models
 from vlm.processing.tokenization import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")
 PAIRS = [line.split("\t") for line in (EXAMPLES / "translate.tsv").read_text("utf-8").splitlines()]
 NOTICES = [json.loads(line) for line in (EXAMPLES / "notices.jsonl").read_text("utf-8").splitlines()]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "text-cache"))
 
 
 def test_translate_arguments_and_beams():

@@ -15,13 +15,10 @@ from tests import prompted_kit, tiny
 from tests.cli_kit import call
 from tests.prompted_kit import VOCABULARY, ids, saved, text, tuned_continued
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 SHORT = ("--device", "cpu", "--max-new-tokens", 6)
 LONG = " ".join(f"w{i % 50}" for i in range(200))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "inputs-cache"))
 
 
 def _saved(name, make, folder, **settings):

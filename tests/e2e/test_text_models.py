@@ -13,16 +13,13 @@ import vlm
 from tests import tiny
 from tests.cli_kit import call
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 WORDS = [f"w{i}" for i in range(50)]
 CODES = ["de_DE", "en_XX", "fr_XX", "ro_RO"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 LINES = ["w1 w2 w3", "w40", "", "w7 w7 w9 w30 w2 w11 w12", "w5 w6 w33 w2"]
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "tiny-text-cache"))
 
 
 def saved(folder, tokenizer_class):

@@ -15,10 +15,7 @@ from vlm.config import RuntimeConfig
 from vlm.config.runtime import MAX_THREADS
 from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "odd-cache"))
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 @pytest.mark.parametrize("verb", [
