@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTokenizerFast
 
 from tests import tiny
 from tests.published_kit import FOLDER
+from tests.small_folder_kit import copy_generation_config, tokenizer_of_words
 
 PUBLISHED = FOLDER / "ibm-granite__granite-docling-258M"
 MARK, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
@@ -55,9 +55,8 @@ def save(folder: Path, seed: int = 0, *, script: list[str] | None = None, **text
     _tokenizer().save_pretrained(folder)
     for file in ("preprocessor_config.json", "processor_config.json", "chat_template.jinja"):
         shutil.copy(PUBLISHED / file, folder)
-    generation = json.loads((PUBLISHED / "generation_config.json").read_text())
-    generation |= {"eos_token_id": token(END), "bos_token_id": token(START), "pad_token_id": token(END)}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
+    ids = {"eos_token_id": token(END), "bos_token_id": token(START), "pad_token_id": token(END)}
+    copy_generation_config(PUBLISHED, folder, **ids)
     return model
 
 
@@ -77,9 +76,7 @@ def _follow(model, tokens: list[int]) -> None:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*WORDS, *SPECIAL])}, "[UNK]"))
-    fast.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
-    fast.add_special_tokens(SPECIAL)
+    fast = tokenizer_of_words(WORDS, SPECIAL)
     return PreTrainedTokenizerFast(tokenizer_object=fast, bos_token=START, eos_token=END, pad_token=END)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from vlm.layers.attention_metadata import AttentionMetadata
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
+from vlm.layers.quant.int8 import Int8
 from vlm.parallel.mapping import Mapping as Ranks
 from vlm.requests.adapters import NO_ADAPTER
 
@@ -83,3 +84,27 @@ def weights_of(rank: int, *parts: str, width=8, seed=0) -> LoraWeights:
     a, b = torch.randn(rank, width), torch.randn(14, rank)
     kept = torch.cat([torch.full((size,), float(name in parts)) for name, size in PARTS.items()])
     return LoraWeights(a, b * kept[:, None])
+
+
+def quantize(linear: Linear) -> None:
+    """Keeps a layer's weight in int8."""
+    method = Int8()
+    kept = method.quantize(linear.weight)
+    linear.keep(method)
+    for name, values in kept.items():
+        setattr(linear, name, nn.Parameter(values, requires_grad=False))
+
+
+def check_ranks(axis: str, put_all: Callable[[nn.Module], nn.Module], x: Tensor, want: Tensor) -> None:
+    """Compares what two ranks compute of `x` with what one does. `put_all` gives a network its adapters."""
+    found = []
+    for rank in range(2):
+        [linear] = put_all(layer_of(axis, 2, rank))
+        bias = linear.bias if axis == "column" or rank == 0 else None
+        found.append((linear, linear.adapted(x[:, linear.columns], bias, batch_of(IDS))))
+    if axis == "row":
+        torch.testing.assert_close(sum(y for _, y in found), want)
+        return
+    for linear, y in found:
+        rows = torch.cat([torch.arange(14)[place] for place in linear.rows])
+        torch.testing.assert_close(y, want[:, rows])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -239,3 +240,10 @@ def sentencepiece_file(folder: Path, kind: str = "unigram", name: str = "tokeniz
         **{"vocab_size": 58, "hard_vocab_limit": kind == "bpe"} | options,
     )  # fmt: skip
     return folder / f"{name}.model"
+
+
+def change_tensor(path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Changes the tensors of a file whose names end so; None leaves one out."""
+    state = torch.load(path, weights_only=True)
+    state = {each: change(x) if each.endswith(name) else x for each, x in state.items()}
+    torch.save({each: x for each, x in state.items() if x is not None}, path)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
 from tests import tiny
 from tests.published_kit import FOLDER
+from tests.small_folder_kit import copy_generation_config, tokenizer_of_words
 
 PUBLISHED = FOLDER / "Qwen__Qwen2.5-VL-7B-Instruct"
 MARK, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -35,16 +35,12 @@ def save(folder: Path, *, second: bool = True):
     _tokenizer().save_pretrained(folder)
     for file in ("preprocessor_config.json", "chat_template.json"):
         shutil.copy(PUBLISHED / file, folder)
-    generation = json.loads((PUBLISHED / "generation_config.json").read_text())
-    generation |= {"eos_token_id": ENDS, "bos_token_id": ENDS[1], "pad_token_id": ENDS[1]}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
+    copy_generation_config(PUBLISHED, folder, eos_token_id=ENDS, bos_token_id=ENDS[1], pad_token_id=ENDS[1])
     return model
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*WORDS, *SPECIAL])}, "[UNK]"))
-    fast.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
-    fast.add_special_tokens(SPECIAL)
+    fast = tokenizer_of_words(WORDS, SPECIAL)
     return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 

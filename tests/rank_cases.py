@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pytest
 import torch
 
+from tests.engines import engine_dir
 from tests.families import inputs_of
 from vlm.api.pipeline import Pipeline
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
 
@@ -30,6 +36,19 @@ def outputs(pipe: Pipeline, **options) -> list[tuple]:
 def all_ways(pipe: Pipeline) -> list[tuple]:
     """Returns the outputs of every way of choosing tokens, one after the other."""
     return [out for way in WAYS.values() for out in outputs(pipe, **way)]
+
+
+def of_one_process(
+    models: Mapping[str, Callable[[], Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[EngineDir, list[tuple]]]:
+    """Returns what gives a family's engine of one process and its outputs, made once."""
+
+    @functools.cache
+    def made(name: str) -> tuple[EngineDir, list[tuple]]:
+        engine = engine_dir(models[name](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
+        return engine, all_ways(Pipeline(engine, CPU))
+
+    return made
 
 
 def check_equal(found: list[tuple], expected: list[tuple]) -> None:

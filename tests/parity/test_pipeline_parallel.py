@@ -3,7 +3,6 @@ stages and the way of choosing."""
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +22,7 @@ from tests.rank_cases import (
     come_and_go,
     encoded,
     image_features,
+    of_one_process,
     outputs,
 )
 from tests.ranks import with_followers
@@ -62,14 +62,7 @@ def check_all_ways(engine: EngineDir, **sizes: int) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Gives a family's engine of one process and its outputs, made once."""
-
-    @functools.cache
-    def made(name: str) -> tuple[EngineDir, list[tuple]]:
-        engine = engine_dir(FAMILIES[name](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
-        return engine, all_ways(Pipeline(engine, CPU))
-
-    return made
+    return of_one_process(FAMILIES, tmp_path_factory)
 
 
 # stages of two ranks: relative positions, scaled embeddings, shared heads of keys, projected embeddings, towers

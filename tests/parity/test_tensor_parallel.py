@@ -4,7 +4,6 @@ choosing."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
 import torch
@@ -22,13 +21,13 @@ from tests.rank_cases import (
     come_and_go,
     encoded,
     image_features,
+    of_one_process,
     outputs,
     texts,
 )
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig
@@ -43,14 +42,7 @@ pytestmark = pytest.mark.slow  # every family, twice
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Gives a family's engine of one process and its outputs, made once."""
-
-    @functools.cache
-    def made(name: str) -> tuple[EngineDir, list[tuple]]:
-        engine = engine_dir(MODELS[name](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
-        return engine, all_ways(Pipeline(engine, CPU))
-
-    return made
+    return of_one_process(MODELS, tmp_path_factory)
 
 
 # one rank a head of queries, whose heads of keys are some of them, one, or as many; towers beside decoders

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lora_kit import IDS, KIND, PARTS, batch_of, layer_of, weights_of
+from tests.lora_kit import IDS, KIND, PARTS, batch_of, check_ranks, layer_of, quantize, weights_of
 from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.adapters.ia3 import Ia3Weights
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
-from vlm.layers.quant.int8 import Int8
 from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
@@ -96,26 +95,13 @@ def test_nothing_is_left_of_what_lay_in_a_slot():
 @pytest.mark.parametrize("axis", ["column", "row"])
 def test_ranks_have_their_rows_and_columns(axis):
     x = torch.randn(len(IDS), 8)
-    want, found = adapted(x, IDS), []
-    for rank in range(2):
-        [linear] = put_all(layer_of(axis, 2, rank))
-        bias = linear.bias if axis == "column" or rank == 0 else None
-        found.append((linear, linear.adapted(x[:, linear.columns], bias, batch_of(IDS))))
-    if axis == "row":
-        torch.testing.assert_close(sum(y for _, y in found), want)
-        return
-    for linear, y in found:
-        rows = torch.cat([torch.arange(14)[place] for place in linear.rows])
-        torch.testing.assert_close(y, want[:, rows])
+    check_ranks(axis, put_all, x, adapted(x, IDS))
 
 
 def test_a_quantized_layer_is_scaled_around_its_product():
     network = put_all(layer_of())
-    [linear], method = network, Int8()
-    kept = method.quantize(linear.weight)
-    linear.keep(method)
-    for name, values in kept.items():
-        setattr(linear, name, nn.Parameter(values, requires_grad=False))
+    [linear] = network
+    quantize(linear)
     x = torch.randn(2, 8)
     found, scales = linear(x, batch_of([0, 0])), ADAPTERS[0][0].scales
     torch.testing.assert_close(found, linear(x) * scales)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lora_kit import IDS, KIND, batch_of, layer_of, weights_of
+from tests.lora_kit import IDS, KIND, batch_of, check_ranks, layer_of, quantize, weights_of
 from vlm.layers.adapters.lora import LoraWeights
-from vlm.layers.quant.int8 import Int8
 from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
@@ -51,25 +50,12 @@ def test_a_row_does_not_see_what_others_have_not_even_what_is_no_number():
 def test_ranks_have_their_rows_and_columns(axis):
     x = torch.randn(len(IDS), 8)
     [whole] = layer_of()
-    want, found = whole(x) + added(x, IDS), []
-    for rank in range(2):
-        [linear] = put_all(layer_of(axis, 2, rank))
-        bias = linear.bias if axis == "column" or rank == 0 else None
-        found.append((linear, linear.adapted(x[:, linear.columns], bias, batch_of(IDS))))
-    if axis == "row":
-        torch.testing.assert_close(sum(y for _, y in found), want)
-        return
-    for linear, y in found:
-        rows = torch.cat([torch.arange(14)[place] for place in linear.rows])
-        torch.testing.assert_close(y, want[:, rows])
+    check_ranks(axis, put_all, x, whole(x) + added(x, IDS))
 
 
 def test_a_quantized_layer_has_adapters_beside_it():
     network = put_all(layer_of())
-    [linear], method = network, Int8()
-    kept = method.quantize(linear.weight)
-    linear.keep(method)
-    for name, values in kept.items():
-        setattr(linear, name, nn.Parameter(values, requires_grad=False))
+    [linear] = network
+    quantize(linear)
     x = torch.randn(len(IDS), 8)
     torch.testing.assert_close(linear(x, batch_of(IDS)), linear(x) + added(x, IDS))

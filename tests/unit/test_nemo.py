@@ -11,7 +11,7 @@ import torch
 
 from llm_engines.converters.nemo.gpt import tokenizer_files
 from tests.cli_kit import call
-from tests.nemo_kit import HASH, GPTNext, archive, gpt2_files, sentencepiece_file
+from tests.nemo_kit import HASH, GPTNext, archive, change_tensor, gpt2_files, sentencepiece_file
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm.processing.tokenization import Tokenizer
@@ -98,10 +98,7 @@ def test_every_unsupported_field_is_named_at_once(tmp_path):
 
 
 def _changed(folder, name, change, rank=0):
-    path = folder / f"mp_rank_{rank:02d}" / "model_weights.ckpt"
-    state = torch.load(path, weights_only=True)
-    state = {n: change(x) if n.endswith(name) else x for n, x in state.items()}
-    torch.save({n: x for n, x in state.items() if x is not None}, path)
+    change_tensor(folder / f"mp_rank_{rank:02d}" / "model_weights.ckpt", name, change)
 
 
 def _stray(folder):

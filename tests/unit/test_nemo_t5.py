@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from llm_engines.converters.nemo.t5_tokenizer import text_ends, tokenizer_files
-from tests.nemo_kit import archive, sentencepiece_file
+from tests.nemo_kit import archive, change_tensor, sentencepiece_file
 from tests.nemo_t5_kit import ROOT, NemoT5, bert_file, config_of
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
@@ -76,10 +76,7 @@ def test_fields_that_do_not_go_together(says, folder, tmp_path):
 
 
 def _changed(folder, name, change, stage=0):
-    path = folder / f"tp_rank_00_pp_rank_00{stage}" / "model_weights.ckpt"
-    state = torch.load(path, weights_only=True)
-    state = {n: change(x) if n.endswith(name) else x for n, x in state.items()}
-    torch.save({n: x for n, x in state.items() if x is not None}, path)
+    change_tensor(folder / f"tp_rank_00_pp_rank_00{stage}" / "model_weights.ckpt", name, change)
 
 
 def _stray(folder):
