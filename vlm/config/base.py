@@ -45,12 +45,12 @@ class Config:
 
 def _as_field(value: Any, hint: Any) -> Any:
     """Returns a file's value as its field has it: a mapping as the dataclass that it describes, lists as tuples."""
-    kind = next((each for each in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(each)), None)
-    if kind is None or not isinstance(value, dict):
-        return to_tuples(value)
-    if issubclass(kind, Config):
-        return kind.from_dict(value)
-    return kind(**{name: to_tuples(part) for name, part in value.items()})
+    for kind in typing.get_args(hint) or (hint,) if isinstance(value, dict) else ():
+        if isinstance(kind, type) and issubclass(kind, Config):
+            return kind.from_dict(value)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind(**{name: to_tuples(part) for name, part in value.items()})
+    return to_tuples(value)
 
 
 @functools.cache
