@@ -38,6 +38,7 @@ def times(
     draw: Callable[[], B],
     generate: Callable[[B, int], Any],
     row: Workload,
+    *,
     steps: int,
     repeats: int,
     session: Session[Any],
@@ -53,23 +54,28 @@ def times(
         first += repeated_with_fresh_inputs(draw, first_token, session.device, 1)
         whole += repeated_with_fresh_inputs(draw, all_steps, session.device, 1)
         yield
-    new_tokens, step = row.lengths[1], per_token(whole, first, steps)
     kernels = {}
     if session.config.profile:
         batches = iter((draw(), draw()))
         runs = (lambda: first_token(next(batches))), (lambda: all_steps(next(batches)))
         kernels = kernels_of(*runs, steps - 1, session.device)
+    return _summary(first, whole, row, batch_size=len(batch), steps=steps) | kernels
+
+
+def _summary(first: list[float], whole: list[float], row: Workload, *, batch_size: int, steps: int) -> Results:
+    """Returns what the seconds of first tokens, and of `steps` tokens, come to."""
+    new_tokens, step = row.lengths[1], per_token(whole, first, steps)
     seconds = statistics.median(whole) + step / 1e3 * (new_tokens - steps)
     return {
-        "batch_size": len(batch),
+        "batch_size": batch_size,
         "first_token_ms": milliseconds(first),
         "step_ms": step,
         "seconds": seconds,
-        "tokens_per_s": len(batch) * new_tokens / seconds,
+        "tokens_per_s": batch_size * new_tokens / seconds,
         "measured_tokens": steps,
         "extrapolated": steps < new_tokens,
         "runs": {"first_token": first, "whole": whole},
-    } | kernels
+    }
 
 
 def join_systems(

@@ -32,6 +32,7 @@ class Prefetch:
         source: Iterator[tuple[int, Any]],
         prepare: Callable[[int, Any], Any],
         window: int,
+        *,
         most: int = 1,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
         together: Callable[[list[Any]], Callable[[int, Any], Any]] | None = None,

@@ -77,7 +77,7 @@ def _step(
     histories = _Histories(state.tokens[slots], state.logprobs[slots])
     new = histories.continued(continuations, length)
     choice = (continuations.ranked + ends * NONE).topk(slots.shape[1], dim=-1).indices
-    _update_hypotheses(continuations, ends & there, new, state, beams, groups, alive)
+    _update_hypotheses(continuations, ends & there, new, state=state, beams=beams, groups=groups, alive=alive)
 
     parents = torch.where(
         alive & exist, continuations.parents.gather(1, choice), torch.arange(slots.shape[1], device=slots.device)
@@ -110,6 +110,7 @@ def _update_hypotheses(
     continuations: Candidates,
     ends: Tensor,
     new: _Histories,
+    *,
     state: SequenceState,
     beams: BeamState,
     groups: Groups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlm.artifacts.files import canonical_json
 from vlm.artifacts.hashes import sha256_of
@@ -50,6 +50,7 @@ class EngineConfig:
         model: str,
         devices: tuple[str, ...],
         options: LoadOptions,
+        *,
         workers: int | None,
         progress: Progress | None = None,
         elsewhere: bool = False,
@@ -74,18 +75,9 @@ class EngineConfig:
         engine = EngineDir.open(path, verify=False)
         check_reads_images(family(engine.family), model)
         cls._check_adapters(path, options)
-        published, build_config = page_prompt(family(engine.family), model, prompt), engine.build
-        options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
-        if not (is_drawn := draws_questions(engine)):
-            asked = published if prompt is None and question is None else prompt
-            if question is not None:
-                check_question(engine, model, asked, question)
-            return cls(path, model, options, devices, workers, exact_pixels, asked, question)
-        if None not in (prompt, question):
-            raise InputError("--prompt, --question were given together; the question is drawn on each page: give one.")
-        if (drawn := published if question is None else question) is None:
-            raise InputError(f"{model} answers a question, which is drawn on each page; give it with --question.")
-        return cls(path, model, options, devices, workers, exact_pixels, question=drawn, is_drawn=is_drawn)
+        words = page_words(engine, model, prompt, question)
+        options = options.overridden_by(LoadOptions({"dtype": engine.build.dtype, "backend": engine.build.backend}))
+        return cls(path, model, options, devices, workers=workers, exact_pixels=exact_pixels, **words)
 
     @staticmethod
     def _check_adapters(path: Path, options: LoadOptions) -> None:
@@ -190,6 +182,22 @@ def check_reads_images(family: FamilySpec, model: str) -> None:
     """Raises InputError for a model of texts, before a job begins that would fail at each page."""
     if not family.takes_images:
         raise InputError(f"{model} takes {family.inputs[0]}, not images; vlm models lists what takes images.")
+
+
+def page_words(engine: EngineDir, model: str, prompt: str | None, question: str | None) -> dict[str, Any]:
+    """Returns what each page is asked, as fields of an EngineConfig. Raises InputError for a prompt or a question that
+    the model does not take, and where it needs one."""
+    published = page_prompt(family(engine.family), model, prompt)
+    if not draws_questions(engine):
+        asked = published if question is None else prompt
+        if question is not None:
+            check_question(engine, model, asked, question)
+        return {"prompt": asked, "question": question}
+    if None not in (prompt, question):
+        raise InputError("--prompt, --question were given together; the question is drawn on each page: give one.")
+    if (drawn := published if question is None else question) is None:
+        raise InputError(f"{model} answers a question, which is drawn on each page; give it with --question.")
+    return {"question": drawn, "is_drawn": True}
 
 
 def draws_questions(engine: EngineDir) -> bool:
