@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_engines.models.t5 import DEFAULT_LENGTH, T5Config, T5Decoder
+from llm_engines.models.t5 import DEFAULT_LENGTH, T5Config, T5Decoder, num_buckets
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Fuse, Rename, Tied
 from vlm.registry.spec import ModelSpec
@@ -31,7 +31,7 @@ def parse(hf: dict[str, Any]) -> T5Config:
         "ffn_size": reader.size("d_ff", 2048),
         "activation": reader.activation("dense_act_fn", "gelu_new"),
         "gated": True,
-        "num_buckets": reader.size("relative_attention_num_buckets", 32),
+        "num_buckets": num_buckets(reader),
         "max_distance": reader.size("relative_attention_max_distance", 128),
         "norm_eps": reader.get("layer_norm_epsilon", 1e-6),
         "tied": bool(hf.get("tie_word_embeddings", False)),
@@ -43,8 +43,6 @@ def parse(hf: dict[str, Any]) -> T5Config:
     }
     if hidden != heads * head_dim:
         reader.errors.append(f"hidden_size is {hidden}, it must be num_heads · d_kv, {heads} · {head_dim}")
-    if config["num_buckets"] < 4:
-        reader.errors.append(f"relative_attention_num_buckets is {config['num_buckets']}, it must be at least 4")
     if (rows := (hf.get("vision_config") or {}).get("hidden_size", 768)) != hidden:
         reader.errors.append(f"hidden_size is {hidden}, but the rows of the images are {rows} wide")
     reader.raise_errors()

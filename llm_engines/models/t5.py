@@ -100,7 +100,7 @@ def _parse(hf: dict[str, Any], layers: str) -> T5Config:
         "ffn_size": reader.size("d_ff", 1024 if multilingual else 2048),
         "activation": activation,
         "gated": gated,
-        "num_buckets": reader.size("relative_attention_num_buckets", 32),
+        "num_buckets": num_buckets(reader),
         "max_distance": reader.size("relative_attention_max_distance", 128),
         "norm_eps": reader.get("layer_norm_epsilon", 1e-6),
         "scaled_head": bool(scaled) and kind != "mt5",
@@ -110,10 +110,16 @@ def _parse(hf: dict[str, Any], layers: str) -> T5Config:
         "pad_token_id": pad,
         "decoder_start_token_id": token_id(hf, "decoder_start_token_id", pad),
     }
-    if config["num_buckets"] < 4:
-        reader.errors.append(f"relative_attention_num_buckets is {config['num_buckets']}, it must be at least 4")
     reader.raise_errors()
     return T5Config(**config)
+
+
+def num_buckets(reader: ConfigReader) -> int:
+    """Reads how many buckets distances have."""
+    count = reader.size("relative_attention_num_buckets", 32)
+    if count < 4:
+        reader.errors.append(f"relative_attention_num_buckets is {count}, it must be at least 4")
+    return count
 
 
 def _feed_forward(reader: ConfigReader, default: str) -> tuple[str, bool]:

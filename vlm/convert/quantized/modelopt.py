@@ -7,7 +7,7 @@ int4 (AWQ): weight uint8 [out / 2, in], an even output in the low half of a byte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,27 +50,36 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
         )
     group_size = own(details, "group_size", 128) if kind == "W4A16_AWQ" else None
     static = kind in ("FP8", "W8A8_SQ_PER_CHANNEL")
-
-    def read(name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
-        scales: dict[str, Read] = input_scale(name, tensors) if static else {}
-        layer = _int4(name, tensors, group_size) if group_size else eight_bits(name, tensors, METHODS[kind])
-        if "pre_quant_scale" in tensors:
-            check_shape(name, "pre_quant_scale", tensors["pre_quant_scale"], layer.shape[1:])
-            scales["pre_quant_scale"] = lambda: tensors["pre_quant_scale"].float()
-        return replace(layer, parameters={**layer.parameters, **scales})
-
     cache = own(details, "kv_cache_quant_algo", own(details, "kv_cache_scheme", None))
     return Scheme(
         f"ModelOpt's {kind}",
         METHODS[kind],
         parts=PARTS,
         required=PARTS[: 3 if static else 2],
-        read=read,
+        read=ModelOptReader(METHODS[kind], group_size, static=static),
         group_size=group_size,
         dropped=KV_SCALES,
         notes=(NO_KV_SCALES,) if cache else (),
         folds=kind in FOLDING,
     )
+
+
+@dataclass(frozen=True)
+class ModelOptReader:
+    """Reads layers of one kind."""
+
+    method: str
+    group_size: int | None
+    static: bool  # have inputs a scale of their own, found beforehand?
+
+    def __call__(self, name: str, tensors: Mapping[str, Tensor]) -> SourceLayer:
+        scales: dict[str, Read] = input_scale(name, tensors) if self.static else {}
+        size = self.group_size
+        layer = _int4(name, tensors, size) if size else eight_bits(name, tensors, self.method)
+        if "pre_quant_scale" in tensors:
+            check_shape(name, "pre_quant_scale", tensors["pre_quant_scale"], layer.shape[1:])
+            scales["pre_quant_scale"] = lambda: tensors["pre_quant_scale"].float()
+        return replace(layer, parameters={**layer.parameters, **scales})
 
 
 def _int4(name: str, tensors: Mapping[str, Tensor], group_size: int) -> SourceLayer:
