@@ -14,15 +14,10 @@ from tests.lora_kit import random_adapter, random_ia3
 from tests.prompted_kit import saved
 from vlm_app.cli.errors import PARTLY_FAILED, USER_ERROR
 
+pytestmark = pytest.mark.usefixtures("cache_of_module")
+
 SHORT = ("--device", "cpu", "--max-new-tokens", 6)
 PROMPTS = ("w1 w2", "w3", "w4 w5 w6")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("lora-cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
