@@ -72,6 +72,8 @@ print(json.dumps({
     "speech": status_error_of(lambda: client.audio.speech.create(model="mini-t5", voice="alloy", input=text)),
     "images": status_error_of(lambda: client.images.generate(model="mini-t5", prompt=text)),
     "moderation": status_error_of(lambda: client.moderations.create(input=text)),
+    "transcriptions": status_error_of(lambda: client.audio.transcriptions.create(model="a", file=("a.wav", b"a"))),
+    "uploads": status_error_of(lambda: client.files.create(file=("a.jsonl", b"{}"), purpose="batch")),
     "files": status_error_of(lambda: client.files.list()),
     "no model": status_error_of(lambda: client.models.retrieve("gpt-4o")),
     "too hot": status_error_of(lambda: client.chat.completions.create(**ask, temperature=3)),

@@ -80,7 +80,8 @@ def test_openai(served, expected, own, request):
     assert found["wrong"][:3] == ["AuthenticationError", 401, "invalid_api_key"]
     assert found["parse"][:4] == ["BadRequestError", 400, None, "response_format"]
     for name, path in (("responses", "responses"), ("speech", "audio/speech"), ("images", "images/generations"),
-                       ("moderation", "moderations"), ("files", "files")):  # fmt: skip
+                       ("moderation", "moderations"), ("files", "files"), ("uploads", "files"),
+                       ("transcriptions", "audio/transcriptions")):  # fmt: skip
         assert found[name][:2] == ["NotFoundError", 404]
         assert found[name][4].startswith(f"/v1/{path} is not served here; there are /v1/chat/completions")
     assert found["no model"][:4] == ["NotFoundError", 404, "model_not_found", "model"]

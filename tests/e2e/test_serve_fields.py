@@ -150,6 +150,8 @@ LONG, NO_IMAGE = "a word " * 10_000, {"type": "image_url", "image_url": {"url": 
     ("completions", {"model": "mini-t5", "prompt": "a", "max_tokens": 99_999}, "max_tokens"),
     ("embeddings", {"model": "mini-t5", "input": LONG}, "input"),
     ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": LONG}]}, "messages"),
+    ("chat/completions", {"model": "mini-t5", "messages": [{"role": "system", "content": "a"}]}, "messages"),
+    ("embeddings", {"model": "mini-llava", "input": "data:image/png;base64,#"}, "input"),
     ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": [NO_IMAGE]}]}, "messages"),
 ])  # fmt: skip
 def test_the_field_of_a_long_or_damaged_input_is_named(served, route, fields, param):
@@ -277,10 +279,12 @@ def test_messages_as_clients_write_them(client):
     ({"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}, "'input_au"),
     ({"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:"}}]}, "type 'video_url'; allowed"),
     ({"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}, "file without file_data"),
-    ({"role": "user", "content": [{"type": ["text"]}]}, "allowed are text"), ({"content": "a"}, "role 'None'"),
+    ({"role": "user", "content": [{"type": ["text"]}]}, "allowed are text"), ({"content": "a"}, "of no role"),
+    ({"role": "user", "content": [{"text": "a"}]}, "a part of no type"),
 ])  # fmt: skip
 def test_messages_that_are_not_read(client, message, words):
-    assert words in refusal(client, messages=[message], model="mini-llava").body["message"]
+    error = refusal(client, messages=[message], model="mini-llava")
+    assert words in error.body["message"] and error.param == "messages"
 
 
 def test_data_uris_in_any_writing(client, llava):

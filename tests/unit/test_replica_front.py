@@ -126,6 +126,7 @@ def test_what_a_server_refuses_no_replica_sees():
         assert call(front, **key, Origin="https://evil.example")[0] == 403
         assert call(front, **key, Host="evil.example")[0] == 403
         assert call(front, **key, Content_Type="text/plain")[0] == 415
+        assert call(front, "/v1/files", **key, Content_Type="multipart/form-data; boundary=a")[0] == 404
         assert call(front, body=b"x" * 2**20 + b"x", **key)[0] == 413
         assert call(front, body=b"x" * 10, Content_Encoding="gzip", **key)[0] == 400
         assert work(front) == [[]]

@@ -17,10 +17,12 @@ from vlm.errors import (
     DocumentError,
     EngineError,
     ImageError,
+    InputError,
     LengthError,
     ModelNotFoundError,
     OutOfMemoryError,
     VlmError,
+    counted,
 )
 from vlm_app.core.names import one_line
 from vlm_app.server.core.setting_names import for_clients, param_of
@@ -43,11 +45,11 @@ UNROUTED_KSERVE = (
     " it is asked over gRPC or at /v1."
 )
 # the field of a route's inputs, which is wrong where an input is too long or damaged
-_INPUTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
-_OF_INPUTS = (LengthError, ImageError, DocumentError)
+INPUTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
 # OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
 TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
 _KIND = re.compile(r"\[key\]|[a-z]+(-[a-z]+)+|[a-z-]+\[.*\]")  # pydantic's, of a value: no place in a request
+_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # pydantic's words for them are Python's
 MAX_NAME = 100  # characters of a field or a path
 
 
@@ -59,6 +61,10 @@ class Forbidden(VlmError):
     """The server was started without it."""
 
 
+class MessageError(InputError):
+    """A message, or what stands for a file in a request, is not as it is read."""
+
+
 class Unsupported(VlmError):
     """Triton does it, and this server does not."""
 
@@ -67,6 +73,7 @@ class RequestTimeout(VlmError):
     """A request has not ended within the time that it gave itself."""
 
 
+_OF_INPUTS = (LengthError, ImageError, DocumentError, MessageError)
 _STATUS = {
     ModelNotFoundError: 404,
     Busy: 429,
@@ -107,8 +114,19 @@ def _with_advice(error: VlmError, path: str) -> str:
 def _first(error: dict[str, Any]) -> str:
     parts = [str(part) for part in error["loc"][1:]]
     place = ".".join(parts[:1] + [part for part in parts[1:] if not _KIND.fullmatch(part)])
-    reason = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    if not place and error["type"] in _NO_OBJECT:
+        return 'the request is no JSON object; send one that has the fields of this route: {"model": …}.'
+    reason = _reason(error)
     return f"{reason}." if error["type"] in ("value_error", "refused") or not place else f"{place}: {reason}."
+
+
+def _reason(error: dict[str, Any]) -> str:
+    """Returns what is wrong with a value, in JSON's words."""
+    if error["type"] in _NO_OBJECT:
+        return "Input should be an object"
+    if error["type"] == "too_short":
+        return f"it has {counted(error['ctx']['actual_length'], 'entry', 'entries')}; give at least one"
+    return str(error["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
 def body(error: Exception, path: str) -> dict[str, Any]:
@@ -146,7 +164,7 @@ def _param(error: Exception, path: str) -> str | None:
     if isinstance(error, ModelNotFoundError):
         return "model"
     if not isinstance(error, RequestValidationError):
-        return param_of(error, path) or (_INPUTS.get(path.rstrip("/")) if isinstance(error, _OF_INPUTS) else None)
+        return param_of(error, path) or (INPUTS.get(path.rstrip("/")) if isinstance(error, _OF_INPUTS) else None)
     first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
     name = first.get("ctx", {}).get("param", place)

@@ -8,6 +8,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
 from vlm.processing.conversation import Conversation, ImagePart, Message, check_messages
 from vlm_app.server.core.data_uris import decode_data_uri
+from vlm_app.server.core.errors import MessageError
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # how clients call a part -> where its text or file stands
@@ -21,7 +22,7 @@ def read_chat(
     """Reads a conversation; a model without a template for them takes one message of the user as its whole input.
 
     `continue_final`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation
-    is cut. Raises InputError with one sentence.
+    is cut. Raises MessageError with one sentence.
     """
     check_messages(messages, pipeline.capabilities.max_prompt_tokens)
     files: list[bytes] = []
@@ -32,7 +33,7 @@ def read_chat(
         return {"messages": Conversation(turns), "continue_final_message": continue_final or None}, files
     family = pipeline.family
     if len(turns) != 1 or turns[0].role != "user":
-        raise InputError(f"{family.name} does not converse; send one message, of the user.")
+        raise MessageError(f"{family.name} does not converse; send one message, of the user.")
     text = turns[0].text
     if pipeline.capabilities.takes_prompt:
         return {"prompt": text, **_cut(truncate)}, files
@@ -40,9 +41,9 @@ def read_chat(
         return {"text": text, **_cut(truncate)}, files
     asked = {"question": text} if text.strip() and pipeline.capabilities.takes_question else {}
     if text.strip() and not asked:
-        raise InputError(f"{family.name} reads an image and no question about it; send the image alone.")
+        raise MessageError(f"{family.name} reads an image and no question about it; send the image alone.")
     if not files:
-        raise InputError(f"{family.name} needs an image; send one as image_url.")
+        raise MessageError(f"{family.name} needs an image; send one as image_url.")
     return asked, files
 
 
@@ -62,15 +63,15 @@ def _cut(truncate: bool | int) -> dict[str, bool | int]:
 def _turn(number: int, message: dict[str, Any], files: list[bytes]) -> Message:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise InputError(f"message {number} is of role {str(role)[:40]!r}; send system, user and assistant messages.")
+        raise MessageError(f"message {number} is of {_kind('role', role)}; send system, user and assistant messages.")
     if names := [name for name in ("tool_calls", "function_call", "audio") if message.get(name)]:
-        raise InputError(f"message {number} has {names[0]}, which is not supported; send its content as text.")
+        raise MessageError(f"message {number} has {names[0]}, which is not supported; send its content as text.")
     if content is None and role == "assistant":  # it called a tool, or refused
         content = message.get("refusal") or ""
     if isinstance(content, str):
         content = [content]
     if not isinstance(content, list) or not all(isinstance(part, dict | str) for part in content):
-        raise InputError(f"message {number} needs a content: a text, or a list of parts.")
+        raise MessageError(f"message {number} needs a content: a text, or a list of parts.")
     return Message(ROLES[role], tuple(_part(number, part, files) for part in content))
 
 
@@ -86,14 +87,19 @@ def _part(number: int, part: dict[str, Any] | str, files: list[bytes]) -> str | 
     elif kind == "file":
         files.append(decode_data_uri(_file_data(number, part.get("file"))))
     else:
-        raise InputError(
-            f"message {number} has a part of type {str(part.get('type'))[:40]!r}; allowed are text, image_url and file."
+        raise MessageError(
+            f"message {number} has a part of {_kind('type', part.get('type'))}; allowed are text, image_url and file."
         )
     return ImagePart()
+
+
+def _kind(noun: str, value: Any) -> str:
+    """Returns what a client called a message or part, for a sentence: `role 'tool'`."""
+    return f"no {noun}" if value is None else f"{noun} {str(value)[:40]!r}"
 
 
 def _file_data(number: int, file: Any) -> Any:
     data = file.get("file_data") if isinstance(file, dict) else None
     if data is None:
-        raise InputError(f"message {number} has a file without file_data; send it as data:application/pdf;base64,….")
+        raise MessageError(f"message {number} has a file without file_data; send it as data:application/pdf;base64,….")
     return data

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vlm_app.server.core.errors import response
+from vlm_app.server.core.errors import INPUTS, response
 
 Check = Callable[[Scope, Headers], HTTPException | None]
 ANY = "*"
@@ -94,7 +94,14 @@ def content_type(scope: Scope, headers: Headers) -> HTTPException | None:
         return None
     if scope["path"].startswith("/v2") and kind in TENSOR_TYPES:
         return None
+    if kind == "multipart/form-data" and _is_elsewhere(scope["path"]):
+        return HTTPException(404)
     return HTTPException(415, f"the body is {kind[:80] or 'of no type'!r}; send Content-Type: application/json")
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Says whether a form of OpenAI's clients (audio, pictures, files to keep) went where no route is."""
+    return path.startswith("/v1/") and path.rstrip("/") not in INPUTS
 
 
 def add_door(app: Starlette, host: str, allowed_hosts: Collection[str], allowed_origins: Collection[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from vlm.errors import listed, meant
 from vlm_app.core.names import one_line
 from vlm_app.server.core.errors import MAX_NAME
 
@@ -33,6 +34,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "cache_salt": (), "kv_transfer_params": (), "ec_transfer_params": (), "vllm_xargs": (),
     "routed_experts_prompt_start": (0,),
 }  # fmt: skip
+# of these what is to be had otherwise: an answer is text, of whatever form it is asked for in words
+FORMS = frozenset(
+    "response_format structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar tools"
+    " tool_choice functions function_call".split()
+)
 NOTHING = (None, "", [], {})
 # of vllm_xargs: a setting of ours, and what tells nothing (mineru-vl-utils sends both)
 XARGS = ("no_repeat_ngram_size", "debug")
@@ -51,19 +57,30 @@ def accepted(values: Mapping[str, Any], schema: Mapping[str, Any], neutral: Mapp
     """Returns the fields of a body that its schema reads (`schema`): null is as if a field were left out.
 
     `neutral`: values of refused fields that mean nothing to this route. Raises PydanticCustomError, which names the
-    field, for one that would be ignored.
+    fields, for all that would be ignored.
     """
-    fields = {}
-    for name, value in values.items():
-        if name in schema:
-            fields |= {} if value is None else {name: value}
-        elif name in REFUSED or name in neutral:
-            if not _is_one_of(value, (*NOTHING, *neutral.get(name, REFUSED.get(name, ())))):
-                raise refusal(name, f"{name} {_shown(value)}is not supported; leave it out.")
-        elif name not in IGNORED and value is not None:
-            text = one_line(name, MAX_NAME)
-            raise refusal(text, f"'{text}' is no field of this route; leave it out.")
-    return fields
+    others = {name: value for name, value in values.items() if name not in schema and name not in IGNORED}
+    allowed = {name: (*NOTHING, *words) for name, words in {**REFUSED, **neutral}.items()}
+    refused = {name: others[name] for name in others if name in allowed and not _is_one_of(others[name], allowed[name])}
+    unknown = [name for name, value in others.items() if name not in allowed and value is not None]
+    if refused or unknown:
+        raise _refusal_of(refused, unknown, schema)
+    return {name: value for name, value in values.items() if name in schema and value is not None}
+
+
+def _refusal_of(refused: Mapping[str, Any], unknown: Sequence[str], schema: Iterable[str]) -> PydanticCustomError:
+    """Returns the refusal of all fields that are not done here, or not known, with what to do in their place."""
+    names = [one_line(name, MAX_NAME) for name in unknown]
+    done = listed(f"{name}{_shown(value)}" for name, value in refused.items())
+    known = listed(f"'{name}'" for name in names)
+    clauses = [f"{done} {'is' if len(refused) == 1 else 'are'} not supported"] if refused else []
+    if len(names) == 1:
+        clauses.append(f"{known} is no field of this route{meant(unknown[0], schema)}")
+    elif names:
+        clauses.append(f"{known} are no fields of this route")
+    step = "leave it out" if len(refused) + len(unknown) == 1 else "leave them out"
+    advice = ", and say in the text which form the answer is to have" if FORMS & refused.keys() else ""
+    return refusal([*refused, *names][0], f"{', '.join(clauses)}; {step}{advice}.")
 
 
 def refusal(name: str, sentence: str) -> PydanticCustomError:
@@ -78,4 +95,4 @@ def _is_one_of(value: Any, alternatives: tuple[Any, ...]) -> bool:
 
 def _shown(value: Any) -> str:
     """Names a short value."""
-    return f"{value!r} " if isinstance(value, str | int | float) and len(str(value)) <= 20 else ""
+    return f" {value!r}" if isinstance(value, str | int | float) and len(str(value)) <= 20 else ""
