@@ -152,11 +152,20 @@ LONG, NO_IMAGE = "a word " * 10_000, {"type": "image_url", "image_url": {"url": 
     ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": LONG}]}, "messages"),
     ("chat/completions", {"model": "mini-t5", "messages": [{"role": "system", "content": "a"}]}, "messages"),
     ("embeddings", {"model": "mini-llava", "input": "data:image/png;base64,#"}, "input"),
+    ("completions", {"model": "mini-nougat", "prompt": "a"}, "prompt"),
+    ("embeddings", {"model": "mini-nougat", "input": "a"}, "input"),
     ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": [NO_IMAGE]}]}, "messages"),
 ])  # fmt: skip
 def test_the_field_of_a_long_or_damaged_input_is_named(served, route, fields, param):
     error = httpx.post(f"{served.url}/v1/{route}", json=fields).json()["error"]
     assert error["param"] == param
+
+
+def test_a_model_of_images_says_where_they_are_sent(served):
+    for route, field in (("completions", "prompt"), ("embeddings", "input")):
+        error = httpx.post(f"{served.url}/v1/{route}", json={"model": "mini-nougat", field: "a"}).json()["error"]
+        words = "nougat reads images, not texts alone; send one as image_url to /v1/chat/completions, or as data:"
+        assert error["message"].startswith(words)
 
 
 # --- fields that are honoured ---

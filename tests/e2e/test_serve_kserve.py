@@ -251,6 +251,16 @@ def test_mistakes_get_one_sentence(client, arrays, words):
     assert caught.value.message().endswith(".")
 
 
+@pytest.mark.parametrize("name", ["text_input", "bad_words", "stop_words"])
+def test_texts_that_are_no_utf8_are_refused(client, name):
+    """As a client sends them that has encoded "Straße" in Latin 1: the model would read another word."""
+    arrays = {"text_input": np.array([[b"a"]], object)} | {name: np.array([["Straße".encode("latin-1")]], object)}
+    with pytest.raises(InferenceServerException) as caught:
+        infer(client, "mini-t5", arrays)
+    assert caught.value.status() == "400"
+    assert caught.value.message() == rf"{name} is not valid Unicode (at byte 5: b'\xdf'); give it as UTF-8."
+
+
 @pytest.mark.parametrize(
     ("model", "image", "words"),
     [

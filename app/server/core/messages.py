@@ -49,10 +49,15 @@ def read_chat(
 
 def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int = False) -> dict[str, Any]:
     """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
-    ids to the last ones."""
+    ids to the last ones. Raises MessageError for a model of images alone."""
     if isinstance(prompt, list):
         ids = prompt if isinstance(truncate, bool) else prompt[-truncate:]
         return {"input_ids": ids}
+    if not (pipeline.capabilities.takes_prompt or pipeline.capabilities.takes_text):
+        raise MessageError(
+            f"{pipeline.family.name} reads images, not texts alone; send one as image_url to /v1/chat/completions, or"
+            " as data:image/png;base64,… to /v1/embeddings."
+        )
     return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
 
 

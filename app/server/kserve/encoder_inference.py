@@ -24,7 +24,7 @@ from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN
 from vlm_app.server.tensors.parameters import check, with_options
 from vlm_app.server.tensors.settings import adapter_of
 from vlm_app.server.tensors.specs import check_names, check_tensors
-from vlm_app.server.tensors.values import DTYPES, as_bf16
+from vlm_app.server.tensors.values import DTYPES, as_bf16, text_of
 from vlm_app.server.tensors.wire import InferRequest
 
 MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
@@ -96,7 +96,7 @@ def _checked(inputs: Tensors) -> Tensors:
 def _source(row: Row) -> dict[str, Any]:
     if "input_ids" in row:
         return {"input_ids": without_padding(row, "input_ids", "sequence_length"), **adapter_of(row)}
-    return {"text": row["text_input"].decode("utf-8", "replace"), **adapter_of(row)}
+    return {"text": text_of("text_input", row["text_input"]), **adapter_of(row)}
 
 
 def _check_attentions(service: Service, rows: int, width: int) -> None:

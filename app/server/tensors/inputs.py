@@ -23,6 +23,7 @@ from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS, adapter_of, settings_of
 from vlm_app.server.tensors.specs import IDS_IN, STRINGS, TEXT_IN, check_names, check_tensors, forms_of, specs_of
+from vlm_app.server.tensors.values import text_of
 
 # no image's file begins so: a data URI, an address, base64
 _IN_WORDS = re.compile(rb"data:|(https?|file|ftp|s3|gs)://|[a-z0-9+/_-]{64}", re.IGNORECASE)
@@ -140,7 +141,7 @@ def _task(row: Row) -> dict[str, Any]:
         raise InputError("task and prompt_learning_task_name_ids were sent together; send one of them.")
     if "task" in row:
         task = row["task"]
-        return {"task": task.decode("utf-8", "replace") if isinstance(task, bytes) else int(task)}
+        return {"task": text_of("task", task) if isinstance(task, bytes) else int(task)}
     number = row.get("prompt_learning_task_name_ids")
     return {} if number is None else {"task": int(number)}
 
@@ -148,11 +149,11 @@ def _task(row: Row) -> dict[str, Any]:
 def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[ImageFile]]:
     """Reads a text, which is put into the model's template; images stand where it says <image>, or first. Beside it
     stand a question, and a task of the model's own."""
-    text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
+    text = text_of("text_input", row["text_input"]) if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
     told = _task(row) if processor.tasks is not None else {}
-    told |= {"question": row["question"].decode("utf-8", "replace")} if "question" in row else {}
+    told |= {"question": text_of("question", row["question"])} if "question" in row else {}
     if processor.family.takes_prompt:
         return {"prompt": text, **told}, files
     if processor.family.takes_text:
@@ -197,13 +198,13 @@ def _sampling(row: Row) -> dict[str, Any]:
     for name, field in (("stop_words_list", "stop_words_ids"), ("bad_words_list", "bad_words_ids")):
         if name in row:
             settings[field] = _words(name, row[name])
-    texts = {field: _strings(row[name]) for name, field in STRINGS.items() if name in row}
+    texts = {field: _strings(name, row[name]) for name, field in STRINGS.items() if name in row}
     return settings | {field: words for field, words in texts.items() if words}
 
 
-def _strings(words: Iterable[bytes]) -> tuple[str, ...]:
+def _strings(name: str, words: Iterable[bytes]) -> tuple[str, ...]:
     """Returns words as texts, without the empty ones: TensorRT-LLM's clients say so that there are none."""
-    return tuple(word.decode("utf-8", "replace") for word in words if word)
+    return tuple(text_of(name, word) for word in words if word)
 
 
 def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -16,6 +16,7 @@ from vlm_app.server.tensors.aliases import by_own_names, nearest
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS
 from vlm_app.server.tensors.specs import TASK_NAME, TENSORS_IN, WORDS_IN, check_batch
+from vlm_app.server.tensors.values import as_element
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
@@ -142,4 +143,4 @@ def _text_of(name: str, value: Any) -> bytes:
     if not isinstance(value, str):
         kinds = "a text or a number" if name == TASK_NAME.name else "a text"
         raise InputError(f"the parameter {name} is {shown(value)}; it must be {kinds}.")
-    return value.encode("utf-8", "replace")
+    return as_element(value)

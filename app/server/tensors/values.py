@@ -24,6 +24,7 @@ DTYPES = {
 }
 # of a datatype's family -> what JSON gives for it
 JSON_TYPES = {"INT": {int}, "FP": {int, float}, "BO": {bool}}
+_IN_JSON = {"BYTES": "texts", "BOOL": "true and false"}
 MAX_WRITTEN = 2**23  # values of an output as JSON, which take a processor some 8 seconds
 PIECE = 2**12  # of them that are written at once
 
@@ -42,11 +43,13 @@ def from_json(name: str, kind: str, data: Any) -> np.ndarray:
         )
     if not isinstance(data, list):
         raise InputError(f"input {name} has no data; give a list of values, as many as its shape says.")
-    error = InputError(f"input {name} has data that are not {kind}.")
+    error = InputError(
+        f"input {name} has data that are not {kind}; give {_IN_JSON.get(kind, 'numbers that it holds')}."
+    )
     try:
         values = _flat(data)
         if kind == "BYTES":
-            return _objects([text.encode("utf-8", "replace") for text in values])
+            return _objects([as_element(text) for text in values])
         # of texts NumPy would make an array in which each takes as much as the longest
         if values and not set(map(type, values)) <= JSON_TYPES["INT" if "INT" in kind else kind[:2]]:
             raise error
@@ -58,6 +61,24 @@ def from_json(name: str, kind: str, data: Any) -> np.ndarray:
             return array.astype(DTYPES[kind])
     except (ValueError, TypeError, AttributeError, OverflowError):
         raise error from None
+
+
+def as_element(text: str) -> bytes:
+    """Returns a text as an element of BYTES: half a pair of surrogates, which JSON may hold, is for `text_of` to
+    refuse."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(name: str, element: bytes) -> str:
+    """Returns an element of BYTES as the text that it is. Raises InputError for one that is no UTF-8: a model would
+    read something else in its place."""
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not valid Unicode (at byte {error.start + 1}: {element[error.start : error.start + 1]!r}); give"
+            " it as UTF-8."
+        ) from None
 
 
 def _flat(values: list[Any]) -> list[Any]:

@@ -53,7 +53,7 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
     for tensor in head["inputs"]:
         name, array, num_bytes = _tensor(tensor, rest)
         if name in inputs:
-            raise InputError(f"input {name} was given twice.")
+            raise InputError(f"input {name} was given twice; give it once.")
         inputs[name], rest = array, rest[num_bytes:]
     if len(rest):
         raise InputError(
