@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, counted, listed
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.options.groups import SERVING, Group, takes
@@ -108,7 +108,7 @@ def _run_replicas(served: ServedModels, placing: ReplicaConfig, config: ServerCo
         built = served.resolved(on, progress)
     places = placements(placing, device, built.ranks)
     listing = ", ".join([*served.models, *served.urls])
-    ready = f"serving {listing} by {len(places)} replicas ({'; '.join(map(str, places))})"
+    ready = f"serving {listing} by {counted(len(places), 'replica')} ({'; '.join(map(str, places))})"
     _end_at_sigterm()
     return run_replicas(
         built, places, config, lambda address: print_error(f"{ready} at {address}"), print_error,

@@ -162,10 +162,13 @@ def test_the_field_of_a_long_or_damaged_input_is_named(served, route, fields, pa
 
 
 def test_a_model_of_images_says_where_they_are_sent(served):
-    for route, field in (("completions", "prompt"), ("embeddings", "input")):
-        error = httpx.post(f"{served.url}/v1/{route}", json={"model": "mini-nougat", field: "a"}).json()["error"]
-        words = "nougat reads images, not texts alone; send one as image_url to /v1/chat/completions, or as data:"
-        assert error["message"].startswith(words)
+    for route, field, model, words in (
+        ("completions", "prompt", "nougat", "nougat reads images, not texts alone; send one as image_url to /v1/chat/"),
+        ("embeddings", "input", "nougat", "nougat has embeddings of images alone; send one as data:image/png;base64,"),
+        ("embeddings", "input", "llava", "llava has embeddings of images alone; send one as data:image/png;base64,"),
+    ):
+        error = httpx.post(f"{served.url}/v1/{route}", json={"model": f"mini-{model}", field: "a"}).json()["error"]
+        assert error["message"].startswith(words) and error["param"] == field
 
 
 # --- fields that are honoured ---

@@ -168,5 +168,5 @@ def test_images_have_embeddings_too(client, alone):
     state = alone.encode(SCENES[0]).last_hidden_state.mean(0)
     np.testing.assert_allclose(answer.data[0].embedding, (state / state.norm()).tolist(), atol=1e-5)
     assert answer.usage.prompt_tokens == 2 * alone.processor.vision.max_rows
-    with pytest.raises(openai.BadRequestError, match="nothing else"):
+    with pytest.raises(openai.BadRequestError, match="embeddings of images alone; send one as data:image"):
         client.embeddings.create(model="mini-llava", input="a text")

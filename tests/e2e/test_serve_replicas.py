@@ -362,3 +362,13 @@ def test_the_command_says_what_is_wrong(tmp_path):
     assert "--devices names 'tpu'; allowed are auto, cpu, cuda and cuda:N" in refused("--devices", "tpu")
     assert "device cuda:99 is not there" in refused("--devices", "cuda:99")
     assert "no-such-model" in call("serve", "no-such-model", "--device", "cpu", "--replicas", "2").stderr
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "by 1 replica (cpu)"), (2, "by 2 replicas (cpu; cpu)")])
+def test_the_command_says_how_many_serve(monkeypatch, count, words):
+    def announced(_built, _places, _config, announce, *_rest, **_more):
+        announce("http://here")
+
+    monkeypatch.setattr("vlm_app.server.replicas.run.run_replicas", announced)
+    result = call("serve", "mini-t5", "--device", "cpu", "--replicas", str(count))
+    assert f"vlm: serving mini-t5 {words} at http://here" in result.stderr

@@ -55,8 +55,7 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
         return {"input_ids": ids}
     if not (pipeline.capabilities.takes_prompt or pipeline.capabilities.takes_text):
         raise MessageError(
-            f"{pipeline.family.name} reads images, not texts alone; send one as image_url to /v1/chat/completions, or"
-            " as data:image/png;base64,… to /v1/embeddings."
+            f"{pipeline.family.name} reads images, not texts alone; send one as image_url to /v1/chat/completions."
         )
     return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
 

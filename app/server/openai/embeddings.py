@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
 from vlm_app.server.core.data_uris import decode_data_uri, is_data_uri
+from vlm_app.server.core.errors import MessageError
 from vlm_app.server.core.messages import verbatim
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
@@ -56,7 +57,17 @@ async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]
 def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int) -> tuple[list[Any], list[list[bytes]]]:
     files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
     texts = zip(files, inputs, strict=True)
-    return [{} if own else verbatim(service.pipeline, each, truncate) for own, each in texts], files
+    return [{} if own else _text(service, each, truncate) for own, each in texts], files
+
+
+def _text(service: Service, given: str | list[int], truncate: bool | int) -> dict[str, Any]:
+    """Returns a text or token ids as an encoder reads them. Raises MessageError for a model whose encoder is of images
+    alone."""
+    capabilities = service.pipeline.capabilities
+    if capabilities.takes_images and not capabilities.has_text_encoder:
+        name = service.pipeline.family.name
+        raise MessageError(f"{name} has embeddings of images alone; send one as data:image/png;base64,….")
+    return verbatim(service.pipeline, given, truncate)
 
 
 def _is_image(value: str | list[int]) -> bool:
