@@ -48,6 +48,18 @@ def test_many_fields_are_told_of_in_one_sentence():
     assert error["message"].endswith("leave them out.") and len(error["message"]) <= 1000
 
 
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_options_of_streams_that_there_are_not_are_refused(kind):
+    body = {"model": "m", "messages": MESSAGES} if kind is ChatBody else {"model": "m", "prompt": "a"}
+    error = told({**body, "stream_options": {"include_usages": True}}, kind)
+    assert error["param"] == "stream_options"
+    assert error["message"] == (
+        "stream_options has 'include_usages', which is none of its fields (is it include_usage?); leave it out."
+    )
+    options = {"include_usage": True, "include_obfuscation": False, "other": None}
+    kind.model_validate({**body, "stream_options": options})
+
+
 def test_what_asks_for_nothing_is_read_as_if_it_were_left_out():
     body = {"model": "m", "messages": MESSAGES, "tools": [], "tool_choice": "auto", "unheard_of": None, "user": "me"}
     assert ChatBody.model_validate(body) == ChatBody.model_validate({"model": "m", "messages": MESSAGES})

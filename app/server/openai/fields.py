@@ -68,6 +68,16 @@ def accepted(values: Mapping[str, Any], schema: Mapping[str, Any], neutral: Mapp
     return {name: value for name, value in values.items() if name in schema and value is not None}
 
 
+def no_others(field: str, values: dict[str, Any], schema: Iterable[str]) -> dict[str, Any]:
+    """Returns a field's own fields. Raises PydanticCustomError for one that is not in its schema and not null."""
+    known = [*schema]
+    name = next((name for name, value in values.items() if name not in known and value is not None), None)
+    if name is None:
+        return values
+    told = f"'{one_line(name, MAX_NAME)}', which is none of its fields{meant(name, known)}"
+    raise refusal(field, f"{field} has {told}; leave it out.")
+
+
 def _refusal_of(refused: Mapping[str, Any], unknown: Sequence[str], schema: Iterable[str]) -> PydanticCustomError:
     """Returns the refusal of all fields that are not done here, or not known, with what to do in their place."""
     names = [one_line(name, MAX_NAME) for name in unknown]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from vlm.requests.sampling_options import MAX_OUTPUTS
-from vlm_app.server.openai.fields import accepted, refusal, with_xargs
+from vlm_app.server.openai.fields import accepted, no_others, refusal, with_xargs
 from vlm_app.server.openai.inputs import Embedded, Prompts, several
 from vlm_app.server.openai.sampling_fields import body_fields, settings_of
 
@@ -28,6 +28,12 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False  # vLLM's: in every chunk
     include_obfuscation: bool | None = False  # of lengths: there is none
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, values: Any) -> Any:
+        """Names a field that would be ignored."""
+        return no_others("stream_options", values, cls.model_fields) if isinstance(values, dict) else values
 
 
 class Named(Body):
