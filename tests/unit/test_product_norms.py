@@ -41,7 +41,9 @@ DECODERS = (
 def test_it_compiles_ahead_of_a_norm_and_behind(rows, stream):
     for splits in (1, gemm_shapes.LARGEST_CLUSTER):
         for gated, normed, followed in ((False, False, stream), (True, True, None)):
-            shape = gemm_shapes.Shape(gemm_shapes.BFLOAT16, rows, 512, 512, gated, splits, 4, normed)
+            shape = gemm_shapes.Shape(
+                gemm_shapes.BFLOAT16, rows, 512, 512, gated=gated, splits=splits, stages=4, normed=normed
+            )
             values = gemm.constants(shape, gemm.TYPES[torch.bfloat16], gemm.ACTIVATIONS["silu"] * gated, None, followed)
             assert nvrtc.compiled("gemm.cu", tuple(sorted(values.items())), "sm_90a")[:4] == b"\x7fELF"
 

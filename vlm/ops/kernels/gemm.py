@@ -38,7 +38,8 @@ def fits(x: Tensor, weight: Tensor, activation: Activation | None = None, *scale
     whole = x.shape[1] * x.element_size() % LINE == 0 and len(weight) % (2 * VECTOR if gated else VECTOR) == 0
     if not whole or x.dtype != weight.dtype or x.dtype not in KINDS or not all(map(is_aligned, (x, weight, *scales))):
         return False
-    return suits(KINDS[x.dtype], len(x), x.shape[1], len(weight), num_processors(x.device))
+    processors = num_processors(x.device)
+    return suits(KINDS[x.dtype], len(x), x.shape[1], outputs=len(weight), processors=processors)
 
 
 def linear(
@@ -76,8 +77,9 @@ def launch(product: Product, *, behind: Link | None = None, ahead: Link | None =
     y = product.row if ahead is None else ahead.rows
     bias, act = product.bias, product.activation
     shape = shape_of(
-        KINDS[x.dtype], len(x), x.shape[1], len(weight), act, num_processors(x.device), normed=behind is not None
-    )
+        KINDS[x.dtype], len(x), x.shape[1], outputs=len(weight), gated=act is not None and act.gated,
+        processors=num_processors(x.device), normed=behind is not None,
+    )  # fmt: skip
     kernel = _kernel(
         shape, TYPES[y.dtype], 0 if act is None else ACTIVATIONS[act.name], None if bias is None else TYPES[bias.dtype],
         None if ahead is None else TYPES[ahead.norm.x.dtype], x.device,

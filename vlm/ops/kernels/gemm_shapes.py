@@ -4,9 +4,8 @@ T5-small to LLaMA-7B, of 4 to 128 rows, on an H100 and an H200."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from vlm.ops.activation import Activation
 from vlm.ops.kernels.nvrtc import LINE
 from vlm.ops.kernels.product_norms import TILE
 
@@ -39,10 +38,15 @@ class Shape:
     inputs: int
     outputs: int
     gated: bool
-    splits: int
-    stages: int
+    splits: int = 1
+    stages: int = 1
     normed: bool = False  # the rows are an RMS norm's
     groups: int = 1  # of warps, which have TILE outputs each
+
+    @property
+    def lines(self) -> int:
+        """Stages of a row of inputs."""
+        return self.inputs * ITEM_BYTES[self.kind] // LINE
 
     @property
     def tile(self) -> int:
@@ -69,10 +73,10 @@ class Shape:
         of the stages, or lie beside them where other programs send some."""
         ring, sums = self.stages * LINE * (self.tile + self.rows), _sums(self.rows, self.tile)
         together = ring + sums if self.splits > 1 else max(ring, sums)
-        return 1024 + together + 16 * self.stages + 8 + _norm_bytes(self.rows, self.normed)
+        return 1024 + together + 16 * self.stages + 8 + _norm_bytes(self.rows, normed=self.normed)
 
 
-def suits(kind: int, rows: int, inputs: int, outputs: int, processors: int) -> bool:
+def suits(kind: int, rows: int, inputs: int, *, outputs: int, processors: int) -> bool:
     """Tells whether the kernel takes a product, and is no slower than what else computes it. Of a large weight that
     meets many rows, and of the largest ones of 8 bits, it is where all programs run together."""
     together = -(-outputs // TILE) <= MOST_PROGRAMS * processors
@@ -84,32 +88,30 @@ def suits(kind: int, rows: int, inputs: int, outputs: int, processors: int) -> b
 
 @functools.cache
 def shape_of(
-    kind: int,
-    rows: int,
-    inputs: int,
-    outputs: int,
-    activation: Activation | None,
-    processors: int,
-    normed: bool = False,
+    kind: int, rows: int, inputs: int, *, outputs: int, gated: bool, processors: int, normed: bool = False
 ) -> Shape:
     """Returns how a product is shared out."""
     padded = next((most for most in ROWS if rows <= most), ROWS[-1])
     grouped = kind in HALVES and not normed
     groups = _num_groups(-(-outputs // TILE), padded, processors) if grouped else 1
-    tile = TILE * groups
-    tiles, lines, of_program = -(-outputs // tile), inputs * ITEM_BYTES[kind] // LINE, padded
-    splits = 1 if groups > 1 else _num_splits(tiles, lines, padded, processors)
-    if padded == MANY_ROWS or lines <= FEW_LINES:
-        of_program = _program_rows(padded, splits * tiles, processors // 2)
-    programs = splits * tiles * padded // of_program
-    share = min(MOST_PROGRAMS, -(-programs // processors))  # of a processor
-    if splits == LARGEST_CLUSTER and programs > CLUSTERED * processors:
+    shape = Shape(kind, padded, inputs, outputs=outputs, gated=gated, normed=normed, groups=groups)
+    if groups == 1:
+        splits = _num_splits(shape.tiles, shape.lines, rows=padded, processors=processors)
+        shape = replace(shape, splits=splits)
+    if padded == MANY_ROWS or shape.lines <= FEW_LINES:
+        shape = replace(shape, rows=_program_rows(padded, shape.splits * shape.tiles, processors // 2))
+    programs = shape.splits * shape.tiles * padded // shape.rows
+    return replace(shape, stages=_num_stages(shape, programs, processors))
+
+
+def _num_stages(shape: Shape, programs: int, processors: int) -> int:
+    """Returns how many stages there is room for beside the other programs of a processor."""
+    share = min(MOST_PROGRAMS, -(-programs // processors))
+    if shape.splits == LARGEST_CLUSTER and programs > CLUSTERED * processors:
         share = max(share, 2)
-    sums = (_sums(of_program, tile) if splits > 1 else 0) + _norm_bytes(of_program, normed)
-    room = (MEMORY // share - EXTRAS - sums) // (LINE * (tile + of_program))
-    stages = min(MOST_STAGES[kind], -(-lines // splits), room)
-    gated = activation is not None and activation.gated
-    return Shape(kind, of_program, inputs, outputs, gated, splits, stages, normed, groups)
+    sums = (_sums(shape.rows, shape.tile) if shape.splits > 1 else 0) + _norm_bytes(shape.rows, normed=shape.normed)
+    room = (MEMORY // share - EXTRAS - sums) // (LINE * (shape.tile + shape.rows))
+    return min(MOST_STAGES[shape.kind], -(-shape.lines // shape.splits), room)
 
 
 def _sums(rows: int, tile: int) -> int:
@@ -117,7 +119,7 @@ def _sums(rows: int, tile: int) -> int:
     return 4 * rows * (tile + VECTOR)
 
 
-def _norm_bytes(rows: int, normed: bool) -> int:
+def _norm_bytes(rows: int, *, normed: bool) -> int:
     """Returns the bytes of what a norm's rows are multiplied by."""
     return 4 * rows if normed else 0
 
@@ -128,7 +130,7 @@ def _num_groups(tiles: int, rows: int, processors: int) -> int:
     return next((groups for groups, most in ways if -(-tiles // groups) <= most * processors), 1)
 
 
-def _num_splits(tiles: int, lines: int, rows: int, processors: int) -> int:
+def _num_splits(tiles: int, lines: int, *, rows: int, processors: int) -> int:
     """Returns how many programs share the inputs of a tile: clusters of two on all processors, larger ones on some, as
     few groups of processors hold a whole number of those, and two where processors have a third less each, then."""
     if tiles > processors:
