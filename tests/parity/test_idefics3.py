@@ -152,7 +152,7 @@ def test_tiles_are_laid_out_and_cut_again(grid):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [({"scale_factor": 3}, r"tiles have 4 × 4 patches, of which squares of scale_factor 3 to a side leave some over"),
-     ({"vision_config": {"image_size": 2, "patch_size": 4}}, "patch_size is 4, more than images of 2 × 2 have room for"),
+     ({"vision_config": {"image_size": 2, "patch_size": 4}}, "patch_size is 4, more than images of 2 × 2 have"),
      ({"vision_config": {"image_size": [16, 32], "patch_size": 4}}, "tiles have 4 × 8 patches")],
 )  # fmt: skip
 def test_tiles_that_no_squares_make(changes, says):

@@ -105,9 +105,10 @@ def test_values_of_other_types(path, value, tmp_path):
     (b"[]", "a JSON list, expected is an object; correct it there, or download or make the file again."),
     (b'{"x": ' + b"9" * 5000 + b"}", "a number in it has too many digits"),
     (b'{"x":\n 1,,', "(Expecting property name enclosed in double quotes in line 2 at column 4); correct it there, or"),
+    (b'{"x": "y', "no valid JSON (Unterminated string starting at column 7); correct it there, or download"),
     (b'{"x" 1}', "no valid JSON (Expecting ':' delimiter at column 6); correct it there, or download"),
     (b" " * (MAX_JSON_BYTES + 1), "more than 16,777,216 bytes"),
-], ids=["lists", "objects", "bom", "utf-16", "bytes", "list", "digits", "lines", "line", "large"])  # fmt: skip
+], ids=["lists", "objects", "bom", "utf-16", "bytes", "list", "digits", "lines", "text", "line", "large"])  # fmt: skip
 def test_what_is_no_configuration(content, says, tmp_path):
     folder = folder_of(tmp_path, config=content)
     assert says in refused(folder)

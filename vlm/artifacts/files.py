@@ -72,7 +72,7 @@ def json_fault(error: ValueError | RecursionError) -> str:
     """Returns why a text is no JSON, and where: `Expecting value in line 2 at column 7`."""
     if isinstance(error, json.JSONDecodeError):
         line = f" in line {error.lineno}" if "\n" in error.doc else ""
-        return f"{error.msg}{line} at column {error.colno}"
+        return f"{error.msg.removesuffix(' at')}{line} at column {error.colno}"
     if isinstance(error, UnicodeDecodeError):
         return f"its byte {error.start + 1} is not UTF-8"
     if isinstance(error, RecursionError):
