@@ -307,13 +307,22 @@ def test_texts_avoid_special_ids(tmp_path):
         assert ragged == random_texts(run, Workload((500, 2), 1, 64, min_input_len=300))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_of_ranks_that_were_started_together_the_first_one_alone_measures_and_speaks(tmp_path, monkeypatch, rank):
-    for name, value in zip(VARIABLES["mpirun"], (rank, 2, rank), strict=True):
+@pytest.fixture(params=[0, 1])
+def rank(request, monkeypatch):
+    """Lets this process be one of two that mpirun has started."""
+    for name, value in zip(VARIABLES["mpirun"], (request.param, 2, request.param), strict=True):
         monkeypatch.setenv(name, str(value))
-    checkpoint, said = random_checkpoint(T5, tmp_path / "c"), []
-    build_engine(checkpoint, tmp_path / "e", BuildConfig(tp_size=2))
-    asked = TextBenchConfig(model=str(tmp_path / "e"), device="cpu")
+    return request.param
+
+
+def built(folder: Path, **sizes: int) -> str:
+    """Builds an engine of random weights, and returns where it is."""
+    build_engine(random_checkpoint(T5, folder / "c"), folder / "e", BuildConfig(**sizes))
+    return str(folder / "e")
+
+
+def test_of_ranks_that_were_started_together_the_first_one_alone_measures_and_speaks(tmp_path, monkeypatch, rank):
+    asked, said = TextBenchConfig(model=built(tmp_path, tp_size=2), device="cpu"), []
     monkeypatch.setattr(session, "bandwidth", lambda device: 3e9)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -327,13 +336,9 @@ def test_of_ranks_that_were_started_together_the_first_one_alone_measures_and_sp
     assert measured == [tmp_path] * (rank == 0)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_meet_before_the_first_one_measures_others(tmp_path, monkeypatch, rank):
     """It may do so for longer than they look for each other."""
-    for name, value in zip(VARIABLES["mpirun"], (rank, 2, rank), strict=True):
-        monkeypatch.setenv(name, str(value))
-    checkpoint, done = random_checkpoint(T5, tmp_path / "c"), []
-    build_engine(checkpoint, tmp_path / "e", BuildConfig(tp_size=2))
+    asked, done = TextBenchConfig(model=built(tmp_path, tp_size=2), device="cpu", hf=False), []
     meeting = SimpleNamespace(wait_for_first=lambda: done.append("waits for the first one"))
 
     def begin(engine, runtime, meeting=None):
@@ -342,7 +347,7 @@ def test_ranks_meet_before_the_first_one_measures_others(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(session, "meet", lambda: done.append("meets") or meeting)
     monkeypatch.setattr(rank_processes, "begin", begin)
-    with session.prepare_session(TextBenchConfig(model=str(tmp_path / "e"), device="cpu", hf=False), "text") as run:
+    with session.prepare_session(asked, "text") as run:
         theirs = {"Hugging Face": lambda folder: iter(done.append("measures") or ())}
         with pytest.raises(EngineError, match="no more of it"):
             replace(run, folder=tmp_path).compare(theirs, lambda pipeline: iter(()))

@@ -54,7 +54,7 @@ class LaunchedRank:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Processes that have found each other before they begin an engine: one of them has work of its own first."""
+    """Holds what processes have found each other by before they begin an engine: the first one has work of its own."""
 
     own: LaunchedRank
     store: Any

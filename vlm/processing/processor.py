@@ -22,6 +22,7 @@ from vlm.processing.tokenization import Tokenizer
 from vlm.registry import catalogs
 from vlm.registry.images import QuestionUse
 from vlm.registry.page_steps import PageSteps
+from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm.registry.tasks import TaskPrompts
 from vlm.requests.loops import loop_period, without_loop
@@ -76,7 +77,7 @@ class Processor:
         `files`: what has been read already. Raises EngineError for a damaged processor."""
         configs, files = catalogs.configs_of(engine), files or ProcessorFiles.read(engine)
         _check_image_size(engine, files.image_processor)
-        context = _input_context(engine, files, prompt_tables)
+        context = _input_context(engine, configs, files, prompt_tables=prompt_tables)
         processor = cls(
             family=context.family,
             config=context.config,
@@ -189,9 +190,10 @@ def _check_image_size(engine: EngineDir, image_processor: ImageProcessor | None)
         )
 
 
-def _input_context(engine: EngineDir, files: ProcessorFiles, prompt_tables: PromptTables | None) -> InputContext:
-    family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
-    encoder, tokenizer, prompts = configs.encoder, files.tokenizer, None
+def _input_context(
+    engine: EngineDir, configs: RoleConfigs, files: ProcessorFiles, *, prompt_tables: PromptTables | None
+) -> InputContext:
+    family, encoder, tokenizer, prompts = catalogs.family(engine.family), configs.encoder, files.tokenizer, None
     vocab_size = (encoder or configs.writer).vocab_size
     if (form := family.chat_format) is not None:
         prompts = Prompts.load(form, tokenizer, engine.processor_dir, vocab_size, with_images=family.takes_images)

@@ -45,12 +45,12 @@ class Shape:
 
     @property
     def lines(self) -> int:
-        """Stages of a row of inputs."""
+        """Returns the stages of a row of inputs."""
         return self.inputs * ITEM_BYTES[self.kind] // LINE
 
     @property
     def tile(self) -> int:
-        """Rows of the weight that a program has."""
+        """Returns the rows of the weight that a program has."""
         return TILE * self.groups
 
     @property
@@ -59,18 +59,18 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Those that multiply, and a warp that copies."""
+        """Returns how many multiply, and those of a warp that copies."""
         return 32 * (GROUP_WARPS * self.groups + 1)
 
     @property
     def box_rows(self) -> int:
-        """Rows of the weight that are copied at once: where they are gated, half a tile's."""
+        """Returns the rows of the weight that are copied at once: where they are gated, half a tile's."""
         return self.tile // 2 if self.gated else self.tile
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums take the place
-        of the stages, or lie beside them where other programs send some."""
+        """Returns the bytes of shared memory: stages that begin where 1,024 divides the address, and barriers; sums
+        take the place of the stages, or lie beside them where other programs send some."""
         ring, sums = self.stages * LINE * (self.tile + self.rows), _sums(self.rows, self.tile)
         together = ring + sums if self.splits > 1 else max(ring, sums)
         return 1024 + together + 16 * self.stages + 8 + _norm_bytes(self.rows, normed=self.normed)
