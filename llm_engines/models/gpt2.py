@@ -137,8 +137,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
-        return x, self.ffn(y, batch)
+        x, y = self.ffn_norm(batch.kept(x), self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch.of_kept())
 
 
 def _norm(config: GPT2Config) -> LayerNorm | RmsNorm:
@@ -156,7 +156,7 @@ class GPT2(nn.Module):
             self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         else:
             self.rotary = Rotary(config.rotary)
-        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context)
+        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context, keeps_rows=True)
         self.final_norm = _norm(config)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
@@ -166,7 +166,7 @@ class GPT2(nn.Module):
             self.rotary.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        """token_ids [R] -> hidden rows to keep [n, hidden_size], final norm applied"""
         rotates = self.config.rotary is not None
         x = self.embedding(token_ids, batch, None if rotates else self.positions.weight)
         angles = self.rotary(batch.positions) if rotates else None

@@ -59,8 +59,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
-        return x, self.ffn(y, batch)
+        x, y = self.ffn_norm(batch.kept(x), self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch.of_kept())
 
 
 class Llama(nn.Module):
@@ -71,7 +71,7 @@ class Llama(nn.Module):
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context, tied=config.tied)
         self.rotary = Rotary(config.rotary)
-        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context)
+        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context, keeps_rows=True)
         self.final_norm = _norm(config)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
@@ -80,7 +80,7 @@ class Llama(nn.Module):
         self.rotary.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        """token_ids [R] -> hidden rows to keep [n, hidden_size], final norm applied"""
         x, delta = self.blocks(self.embedding(token_ids, batch), batch, self.rotary(batch.positions))
         return self.final_norm(x, delta)[1]
 

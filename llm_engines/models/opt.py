@@ -104,10 +104,10 @@ class Block(nn.Module):
         norm adds it in one pass."""
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
-            x, y = self.ffn_norm(x, self.attention(y, batch))
-            return x, self.ffn(y, batch)
-        x = self.attention_norm.of_sum(x, self.attention(x, batch))
-        return self.ffn_norm.of_sum(x, self.ffn(x, batch)), None
+            x, y = self.ffn_norm(batch.kept(x), self.attention(y, batch))
+            return x, self.ffn(y, batch.of_kept())
+        x = self.attention_norm.of_sum(batch.kept(x), self.attention(x, batch))
+        return self.ffn_norm.of_sum(x, self.ffn(x, batch.of_kept())), None
 
 
 class OPT(nn.Module):
@@ -122,13 +122,13 @@ class OPT(nn.Module):
         if self.has_projections:
             self.project_in = Linear(width, config.hidden_size, bias=False, context=context)
             self.project_out = Linear(config.hidden_size, width, bias=False, context=context)
-        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context)
+        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context, keeps_rows=True)
         if config.final_norm:
             self.final_norm = LayerNorm(config.hidden_size)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
+        """token_ids [R] -> hidden rows to keep [n, embedding_size], final norm applied"""
         learned = self.positions.weight[POSITION_OFFSET:]
         if self.has_projections:
             x = self.project_in(self.embedding(token_ids, batch), batch) + F.embedding(batch.positions, learned)
@@ -139,7 +139,7 @@ class OPT(nn.Module):
             x = self.final_norm(x, delta)[1]
         elif delta is not None:
             x = x + delta
-        return self.project_out(x, batch) if self.has_projections else x
+        return self.project_out(x, batch.of_kept()) if self.has_projections else x
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, embedding_size] -> [R, vocab_size]"""

@@ -104,7 +104,7 @@ def test_rows_of_prompts(padding_slot):
     lengths, ends = (3, 5, 2), (3, 4, 2)
     sequences = [Sequence(n, Request((7,) * n), 40, 0, [7] * n, slots=[n]) for n in lengths]
     prefills = [(s, PrefillChunk(0, 1, end)) for s, end in zip(sequences, ends, strict=True)]
-    inputs = PackedChunks.from_prefills(prefills).inputs(CPU, padding_slot).to_device(CPU)
+    inputs = PackedChunks.from_prefills(prefills, 9).inputs(CPU, padding_slot).to_device(CPU)
     extra = 0 if padding_slot is None else len(inputs.token_ids) - 6
     assert inputs.positions.tolist() == [1, 2, 1, 2, 3, 1] + [0] * extra
     assert inputs.slots.tolist() == [3, 3, 5, 5, 5, 2] + [9] * extra

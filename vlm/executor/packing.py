@@ -137,17 +137,20 @@ class PackedChunks:
 
     rows: Array  # [3 + axes, R]
     chunks: list[tuple[int, int, int]]  # slot, first position, rows
-    ends: list[tuple[int, int]]  # rows of the last tokens of sequences, and their slots
+    ends: list[tuple[int, int]]  # rows of the last tokens of sequences, and their slots; one at least
 
     @classmethod
-    def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]]) -> PackedChunks:
+    def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]], padding_slot: int) -> PackedChunks:
+        """Packs chunks of prompts. Where none ends a prompt, the first row is kept for the padding slot: a pass over no
+        rows is none."""
         chunks = [(s.slots[chunk.beam], chunk.start, chunk.end - chunk.start) for s, chunk in prefills]
         token_ids = [*itertools.chain.from_iterable(s.tokens[chunk.start : chunk.end] for s, chunk in prefills)]
         rows = _rows_of(token_ids, chunks)
         axes = [s.positions.between(chunk.start, chunk.end) for s, chunk in prefills if s.positions is not None]
         counts = itertools.accumulate(count for _, _, count in chunks)
         ends = [(n - 1, s.slot) for n, (s, chunk) in zip(counts, prefills, strict=True) if s.ends_with(chunk)]
-        return cls(np.concatenate([rows, np.concatenate(axes, 1)]) if axes else rows, chunks, ends)
+        rows = np.concatenate([rows, np.concatenate(axes, 1)]) if axes else rows
+        return cls(rows, chunks, ends or [(0, padding_slot)])
 
     @property
     def num_rows(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -56,7 +57,7 @@ class Prefill:
             self._run_part(part, embeds)
 
     def _run_part(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
-        chunks = PackedChunks.from_prefills(prefills)
+        chunks = PackedChunks.from_prefills(prefills, self.batches.padding_slot)
         own = (embeds.get(s.id) for s, _ in prefills)
         parts = list(zip(own, chunks.token_ids(), strict=True)) if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, self.decoder.config.vocab_size, self.device)
@@ -72,7 +73,8 @@ class Prefill:
         """Prefills, and keeps the logits of the prompts that want them."""
         inputs, adapted = chunks.to_device(self.device), any_adapted([s for s, _ in prefills])
         batch = self._batch(inputs, prompt_embeds, adapted=adapted)
-        hidden, first = self._hidden(inputs, batch), 0
+        hidden, first = self._forward(inputs.token_ids, batch), 0
+        self._keep_last(hidden[inputs.ends[:, 0].long()], inputs.ends)
         for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
             count = max(0, sequence.prompt_length - 1 - chunk.start)
@@ -84,7 +86,9 @@ class Prefill:
             first += chunk.end - chunk.start
 
     def _pass(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
-        self._hidden(inputs, self._batch(inputs, prompt_embeds, adapted=adapted))
+        batch = self._batch(inputs, prompt_embeds, adapted=adapted)
+        batch = replace(batch, rows_to_keep=inputs.ends[:, 0].long())
+        self._keep_last(self._forward(inputs.token_ids, batch), inputs.ends)
 
     def _batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
         slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles
@@ -92,16 +96,8 @@ class Prefill:
         options = {"axes": axes, "tiles": tiles, "prompt_embeds": prompt_embeds}
         return self.batches.batch(slots, positions, adapted=adapted, **options)
 
-    def _hidden(self, inputs: PackedInputs, batch: ForwardBatch) -> Tensor:
-        """Writes prompt rows into the cache; returns their hidden rows [R, hidden]."""
-        hidden = self._forward(inputs.token_ids, batch)
-        self._keep_last(hidden, inputs.ends)
-        return hidden
-
     def _keep_last(self, hidden: Tensor, ends: Tensor) -> None:
-        """Keeps the hidden rows of last tokens out of those of a pass [R, hidden]; `ends` [n, 2] as PackedInputs has
-        them."""
+        """Keeps the hidden rows of last tokens [n, hidden]; `ends` [n, 2] as PackedInputs has them."""
         if self._last_hidden is None:
             self._last_hidden = hidden.new_zeros(self._num_slots, hidden.shape[1])
-        rows, slots = ends.long().unbind(1)
-        self._last_hidden[slots] = hidden[rows]
+        self._last_hidden[ends[:, 1].long()] = hidden

@@ -135,11 +135,11 @@ class SelfAttention(FusedAttention):
         self, x: Tensor, batch: ForwardBatch, *, bias: Tensor | None = None, angles: Tensor | None = None
     ) -> Tensor:
         """Attends to the sequence so far: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary
-        positions -> [R, hidden]; the rows' keys and values enter the cache first."""
+        positions -> the batch's rows to keep [n, hidden]; the keys and values of all enter the cache first."""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         q, k = self.normed(q, k)
         mixed = batch.attention.self_attention(self.layer, q, k, v, scores=self.scores(bias), angles=angles)
-        return self.out(mixed.flatten(1), batch)
+        return self.out(batch.kept(mixed.flatten(1)), batch.of_kept())
 
 
 class MergedAttention(SelfAttention):

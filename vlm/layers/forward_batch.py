@@ -41,6 +41,19 @@ class ForwardBatch:
         None  # [R] int32: slots of banks, NO_ADAPTER where a row has none; None: no row has one
     )
     recorder: HiddenStateRecorder | None = None
+    rows_to_keep: Tensor | None = None  # [n] int64: whose hidden rows are wanted of a decoder; None: all
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Returns the rows to keep of x [R, …]."""
+        return x if self.rows_to_keep is None else x[self.rows_to_keep]
+
+    def of_kept(self) -> ForwardBatch:
+        """Returns the same of the rows to keep alone, for what does not attend."""
+        keep, ids = self.rows_to_keep, self.adapter_ids
+        if keep is None:
+            return self
+        positions, ids = self.positions[..., keep], None if ids is None else ids[keep]
+        return replace(self, positions=positions, adapter_ids=ids, rows_to_keep=None)
 
     def rows(self, start: int, end: int) -> ForwardBatch:
         """Returns the same of some rows alone, for what does not attend: a head."""
