@@ -38,12 +38,12 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.engine.live_sequences import LiveSequences
 from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.scheduler import Scheduler
-from vlm.executor.batch_state import BatchState
 from vlm.executor.decode_burst import DecodeBurst
-from vlm.executor.encoders import Encoders
+from vlm.executor.encoding.encoders import Encoders
 from vlm.executor.executor import Executor
 from vlm.executor.graph_pool import GraphPool
-from vlm.executor.paged_runner import PagedRunner
+from vlm.executor.paged.runner import PagedRunner
+from vlm.executor.state.batch_state import BatchState
 from vlm.processing.request_builder import RequestBuilder
 from vlm.requests import image
 

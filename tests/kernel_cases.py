@@ -380,8 +380,8 @@ def embed(device: torch.device) -> None:
 
 def last_tokens(device: torch.device) -> None:
     """Ragged sequences, a slot twice, with and without an encoder's output."""
-    from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
 
     state = BatchState(SLOTS, 40, CacheShape(8, 8, 4, 4), device).slots
     state.tokens.copy_(_ints(100, *state.tokens.shape))
@@ -396,8 +396,8 @@ def last_tokens(device: torch.device) -> None:
 def prompt_lookup(device: torch.device) -> None:
     """Ragged sequences of few tokens, of which some are none of the decoder's; padding twice, and two in which nothing
     matches, one of them full but for a place."""
-    from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
 
     rows = 40
     for room, sources in ((1300, 700), (60, 0)):
@@ -424,7 +424,7 @@ def prompt_lookup(device: torch.device) -> None:
 
 def write_slots(device: torch.device) -> None:
     """Numbers of each size, a row's beginning alone, rows longer than a tile, and none."""
-    from vlm.executor.slot_upload import SlotUpload
+    from vlm.executor.state.slot_upload import SlotUpload
 
     dtypes, widths = (torch.int32, torch.int64, torch.float32, torch.bool), ((), (5,), (700,), (2, 3))
     ours = [torch.zeros(9, *width, dtype=dtype, device=device) for dtype in dtypes for width in widths]
@@ -683,8 +683,8 @@ def append_likeliest(device: torch.device) -> None:
 
 def slots_that_decode(count: int, device: torch.device) -> SequenceState:
     """Returns so many slots, and the padding slot, of which all but that have a first token."""
-    from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
 
     state = BatchState(count, 260, CacheShape(8, 8, 4, 4), device).slots
     state.finish[:count] = 0
@@ -704,8 +704,8 @@ def topk_logprobs(device: torch.device) -> None:
 
 def beam_search(device: torch.device) -> None:
     """Groups of several widths and settings, step after step, until all have ended."""
-    from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
 
     settings = [(1.0, 0, 0.0, -1), (0.0, 2, 0.0, 7), (-0.5, 1, 0.3, -1), (2.0, 2, 0.5, -1)]
     widths, longest, turns = ([4, 2, 3, 4], 24, 26) if device.type == "cuda" else ([3, 2], 6, 7)
@@ -755,8 +755,8 @@ def beam_search(device: torch.device) -> None:
 
 def _larger_sizes(device: torch.device) -> None:
     """Searches among which many scores are equal come to the same in a step for more beams and candidates."""
-    from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
 
     states = []
     for width, most in ((3, 6), (4, 16)):
@@ -778,8 +778,8 @@ def _larger_sizes(device: torch.device) -> None:
 
 def _one_outcome(device: torch.device) -> None:
     """A search of three beams at its last token, of which settings leave one: one beam exists, and has an outcome."""
-    from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
 
     for step in (beam_op.reference_step, beam_kernel.step):
         state = BatchState(3, 8, CacheShape(8, 2, 2, 2), device)

@@ -11,7 +11,8 @@ from tests.gpu.marks import HOPPER
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor import kv_cache, waiting_kv
+from vlm.executor import kv_cache
+from vlm.executor.paged import waiting_kv
 from vlm.layers import attention
 from vlm.ops.absorbed_attention import absorbed_attention
 from vlm.requests.request import Request

@@ -18,7 +18,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.backends.graphs.export import check_expressible
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, InputError
-from vlm.executor import slot_cache
+from vlm.executor.slots import cache as slot_cache
 
 LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
 TEXTS = {

@@ -31,8 +31,10 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, EngineError
-from vlm.executor import micro_batches, paged_runner, prefill
-from vlm.executor.torch_encoders import TorchEncoders
+from vlm.executor.encoding.torch_encoders import TorchEncoders
+from vlm.executor.inputs import micro_batches
+from vlm.executor.paged import prefill
+from vlm.executor.paged import runner as paged_runner
 from vlm.layers.quant.methods import METHODS
 from vlm.parallel.collectives import ALONE
 

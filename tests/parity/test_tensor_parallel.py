@@ -32,7 +32,7 @@ from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError, VlmError
-from vlm.executor.torch_encoders import TorchEncoders
+from vlm.executor.encoding.torch_encoders import TorchEncoders
 from vlm.layers.quant.methods import METHODS
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry.catalogs import configs_of

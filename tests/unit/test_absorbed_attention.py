@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 import vlm
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
-from vlm.executor import kv_cache, waiting_kv
-from vlm.executor.cross_kv import CrossKV
+from vlm.executor import kv_cache
+from vlm.executor.paged import waiting_kv
+from vlm.executor.paged.cross_kv import CrossKV
 from vlm.layers import attention
 from vlm.layers.attention import CrossAttention
 from vlm.layers.context import ModelContext

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
-from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.sampling_plan import SamplingPlan
+from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.state.batch_state import BatchState
 from vlm.ops import beam_search
 from vlm.ops.beam_candidates import best_of_all
 from vlm.ops.beam_state import Groups

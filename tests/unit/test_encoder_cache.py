@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vlm.executor.encoder_cache import EncoderCache
+from vlm.executor.encoding.cache import EncoderCache
 from vlm.requests.image import Image
 
 

@@ -194,7 +194,7 @@ def test_a_network_s_tokens_do_not_depend_on_when_norms_are_computed(waiting, mo
     text = "translate English to German: The house is small."
     want = model.generate(text, max_new_tokens=12).text
     monkeypatch.setattr("vlm.layers.norm.add_rms_norm", later)
-    monkeypatch.setattr("vlm.executor.paged_runner.norms_ahead", lambda device, **options: NormsAhead())
+    monkeypatch.setattr("vlm.executor.paged.runner.norms_ahead", lambda device, **options: NormsAhead())
     assert model.generate(text, max_new_tokens=12).text == want != "" and len(waiting) > 12
 
 

@@ -18,10 +18,10 @@ from vlm.build.builder import build_engine
 from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
-from vlm.executor.encoders import Encoders
+from vlm.executor.encoding.encoders import Encoders
+from vlm.executor.encoding.torch_encoders import TorchEncoders
 from vlm.executor.graph_pool import MAX_GRAPH_SHAPES
-from vlm.executor.packing import pass_sizes
-from vlm.executor.torch_encoders import TorchEncoders
+from vlm.executor.inputs.packing import pass_sizes
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
 from vlm.requests.image import Image

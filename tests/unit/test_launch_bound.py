@@ -8,9 +8,10 @@ from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.ranks import with_followers
 from vlm.config import RuntimeConfig
-from vlm.executor import cross_kv, packed_passes, prefill
-from vlm.executor.launch_bound import LaunchBound
-from vlm.executor.packing import graph_rows
+from vlm.executor.inputs.packing import graph_rows
+from vlm.executor.paged import cross_kv, prefill
+from vlm.executor.paged import passes as packed_passes
+from vlm.executor.paged.launch_bound import LaunchBound
 
 T5_SMALL, BART_LARGE, FLAN_T5_XL = 35_000_000, 203_000_000, 1_220_000_000  # parameters of encoders
 

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from vlm.errors import InputError
-from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.sampling_plan import SamplingPlan
+from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.state.batch_state import BatchState
 from vlm.ops import logits_processors
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlm.executor.micro_batches import micro_batches, split_prefills
+from vlm.executor.inputs.micro_batches import micro_batches, split_prefills
 from vlm.requests.sequence import PrefillChunk
 
 

@@ -29,8 +29,8 @@ from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, EngineError, InputError
-from vlm.executor.slot_cache import SlotCache
-from vlm.executor.slot_packing import neighbours
+from vlm.executor.slots.cache import SlotCache
+from vlm.executor.slots.packing import neighbours
 from vlm.ops import slot_attention as slots
 from vlm.ops.paged_kv import PagedKV
 from vlm.ops.prefill_attention import tiles_of

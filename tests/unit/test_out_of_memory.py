@@ -20,7 +20,7 @@ from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
 from vlm.engine.leading import follow
 from vlm.errors import EngineError, InputError, OutOfMemoryError
-from vlm.executor.slot_cache import SlotCache
+from vlm.executor.slots.cache import SlotCache
 from vlm.parallel.collectives import OneHost
 from vlm.processing.media_pool import MediaConfig, MediaPool
 

@@ -13,7 +13,7 @@ from tests.unit.test_replayed_passes import Replayed
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.executor.graph_pool import MAX_GRAPH_SHAPES, GraphShapes
-from vlm.executor.upload import upload_images
+from vlm.executor.inputs.upload import upload_images
 from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization
 

@@ -169,7 +169,7 @@ def test_the_row_of_a_norm_that_adds_is_read_by_one_product(name, tmp_path, monk
             readers[-1].watch(delta)
         return stream, row
 
-    monkeypatch.setattr("vlm.executor.paged_runner.norms_ahead", norms_ahead)
+    monkeypatch.setattr("vlm.executor.paged.runner.norms_ahead", norms_ahead)
     monkeypatch.setattr(RmsNorm, "forward", watched)
     pipe.generate(inputs_of(pipe), max_new_tokens=3)
     assert added and not any(each.counts.pop(at) for each, at in added)

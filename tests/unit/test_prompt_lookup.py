@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.state.batch_state import BatchState
 from vlm.ops.draft_state import MAX_NGRAM, NONE
 from vlm.ops.prompt_lookup import propose
 

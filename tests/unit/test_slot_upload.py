@@ -9,8 +9,8 @@ from tests import tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, padded
-from vlm.executor.slot_upload import SlotUpload, _fields
+from vlm.executor.inputs.packing import PackedChunks, PackedInputs, PackedTexts, padded
+from vlm.executor.state.slot_upload import SlotUpload, _fields
 from vlm.requests.request import Request
 from vlm.requests.sequence import PrefillChunk, Sequence
 

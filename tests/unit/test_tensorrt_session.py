@@ -14,7 +14,7 @@ from vlm.backends.tensorrt.bindings import Binding, PlanPort, plan_passes
 from vlm.backends.tensorrt.session import PlanContext, PlanGraph, Queue, ports_of
 from vlm.errors import EngineError, OutOfMemoryError
 from vlm.executor.memory import is_out_of_memory
-from vlm.executor.slot_cache import SlotCache
+from vlm.executor.slots.cache import SlotCache
 
 CPU = torch.device("cpu")
 SLOTS, HEADS, ROWS, DIM, VOCAB = 4, 2, 8, 3, 11

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vlm.executor import upload
-from vlm.executor.upload import PAGEABLE_BYTES, pack, stack_into, upload_stacked
+from vlm.executor.inputs import upload
+from vlm.executor.inputs.upload import PAGEABLE_BYTES, pack, stack_into, upload_stacked
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])

@@ -9,7 +9,7 @@ from torch import nn
 from tests import tiny
 from tests.families import image_size
 from visual_engines.catalog import MODELS
-from vlm.executor.packed_images import PatchEncoder
+from vlm.executor.encoding.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext
 from vlm.layers.image_tiles import TiledVisionConfig
 from vlm.layers.linear import Linear

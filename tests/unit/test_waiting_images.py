@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlm.executor.waiting_images import WaitingImages
+from vlm.executor.encoding.waiting_images import WaitingImages
 from vlm.requests.image import Image
 
 

@@ -12,7 +12,7 @@ from vlm.api.outputs import Encoding
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.leading import Engine
 from vlm.errors import InputError
-from vlm.executor.packing import batched, batched_by_kinds, batched_by_size
+from vlm.executor.inputs.packing import batched, batched_by_kinds, batched_by_size
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.processing.processor import Processor
 from vlm.requests.request import Request

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vlm.config import EngineLimits, ModelConfig
 from vlm.errors import InputError
-from vlm.executor.encoders import Encoders
+from vlm.executor.encoding.encoders import Encoders
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
 

@@ -15,18 +15,18 @@ from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import ConfigError
 from vlm.executor import kv_cache
 from vlm.executor.adapters import AdapterCache
-from vlm.executor.batch_state import BatchState
-from vlm.executor.encoders import EncoderNetworks, Encoders
+from vlm.executor.encoding.encoders import EncoderNetworks, Encoders
+from vlm.executor.encoding.torch_encoders import TorchEncoders
 from vlm.executor.executor import Executor
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.logits_recorder import LogitsRecorder
-from vlm.executor.paged_runner import PagedRunner
-from vlm.executor.sampler import Sampler
-from vlm.executor.slot_cache import SlotCache
-from vlm.executor.slot_encoders import SlotEncoders
-from vlm.executor.slot_runner import SlotRunner
-from vlm.executor.torch_encoders import TorchEncoders
+from vlm.executor.paged.runner import PagedRunner
+from vlm.executor.sampling.logits_recorder import LogitsRecorder
+from vlm.executor.sampling.sampler import Sampler
+from vlm.executor.slots.cache import SlotCache
+from vlm.executor.slots.encoders import SlotEncoders
+from vlm.executor.slots.runner import SlotRunner
+from vlm.executor.state.batch_state import BatchState
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.mapping import Mapping as RankMapping
 

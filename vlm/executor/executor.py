@@ -20,13 +20,13 @@ from torch import Tensor
 from vlm.config import ModelConfig
 from vlm.executor.collective_time import CollectiveTime, time_calls
 from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
-from vlm.executor.encoders import Encoders
+from vlm.executor.encoding.encoders import Encoders
+from vlm.executor.encoding.waiting_images import WaitingImages
+from vlm.executor.inputs.packing import batched, batched_by_size, bucket_of
 from vlm.executor.memory import memory_errors
-from vlm.executor.packing import batched, batched_by_size, bucket_of
 from vlm.executor.runner import Runner
-from vlm.executor.sampler import DecodeRows, Sampler
-from vlm.executor.sampling_plan import BeamRows, SamplingPlan
-from vlm.executor.waiting_images import WaitingImages
+from vlm.executor.sampling.plan import BeamRows, SamplingPlan
+from vlm.executor.sampling.sampler import DecodeRows, Sampler
 from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 from vlm.requests.token_update import Hypothesis

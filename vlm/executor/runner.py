@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.sampler import DecodeRows
-from vlm.executor.sampling_plan import SamplingPlan
+from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.sampling.sampler import DecodeRows
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 Embeds = Mapping[int, Tensor]  # prompt embeddings [n, hidden], by the id of their sequence

@@ -11,8 +11,8 @@ from vlm.artifacts.progress import Progress
 from vlm.config import RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError
-from vlm.executor.packing import batched_by_size
-from vlm.executor.paged_runner import PagedRunner
+from vlm.executor.inputs.packing import batched_by_size
+from vlm.executor.paged.runner import PagedRunner
 from vlm.layers.linear import Linear
 from vlm.quantize.layers import Layer
 from vlm.quantize.statistics import Needs, Recorder, Statistics

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from vlm.executor.packing import power_of_two
+from vlm.executor.inputs.packing import power_of_two
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.sequence import Sequence
 

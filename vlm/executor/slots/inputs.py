@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vlm.backends.graphs.network import Network
 from vlm.config import ModelConfig
-from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
+from vlm.executor.inputs.prompt_embeds import Parts, gather_prompt_embeds
 
 
 def encode_padded(encoder: Network[ModelConfig], parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:

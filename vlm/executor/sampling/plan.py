@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vlm.executor.packing import power_of_two
+from vlm.executor.inputs.packing import power_of_two
 from vlm.ops.beam_state import Groups
 from vlm.ops.logits_processors import NGRAM, PLAIN, Processing
 from vlm.requests.sampling_params import SamplingParams, SharedSettings

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool
-from vlm.executor.launch_bound import LaunchBound
+from vlm.executor.inputs.packing import HostInputs, PackedChunks, PackedInputs, PackedTexts
 from vlm.executor.networks import TextNetwork, parameters_of
-from vlm.executor.packing import HostInputs, PackedChunks, PackedInputs, PackedTexts
-from vlm.executor.paged_batches import PagedBatches
+from vlm.executor.paged.batches import PagedBatches
+from vlm.executor.paged.launch_bound import LaunchBound
 from vlm.layers.forward_batch import PromptEmbeds
 from vlm.layers.quant.w8a8 import rounds_rows
 

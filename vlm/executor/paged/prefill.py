@@ -9,14 +9,14 @@ from functools import partial
 from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool
-from vlm.executor.logits_recorder import LogitsRecorder
-from vlm.executor.micro_batches import split_prefills
+from vlm.executor.inputs.micro_batches import split_prefills
+from vlm.executor.inputs.packing import PackedChunks, PackedInputs
+from vlm.executor.inputs.prompt_embeds import gather_prompt_embeds
 from vlm.executor.networks import DecoderNetwork, rounding_ahead
-from vlm.executor.packed_passes import PackedPasses
-from vlm.executor.packing import PackedChunks, PackedInputs
-from vlm.executor.paged_batches import PagedBatches
-from vlm.executor.prompt_embeds import gather_prompt_embeds
+from vlm.executor.paged.batches import PagedBatches
+from vlm.executor.paged.passes import PackedPasses
 from vlm.executor.runner import Embeds
+from vlm.executor.sampling.logits_recorder import LogitsRecorder
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 

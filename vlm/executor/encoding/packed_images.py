@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool, GraphShapes
+from vlm.executor.inputs.packing import batched, batched_by_size, largest_power_of_two
+from vlm.executor.inputs.upload import kind_of, upload_images
 from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.networks import rounding_ahead
-from vlm.executor.packing import batched, batched_by_size, largest_power_of_two
-from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.patches import PatchedVisionConfig, PatchLayout

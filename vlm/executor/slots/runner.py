@@ -19,11 +19,11 @@ from vlm.config import Config, ModelConfig
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.networks import required
 from vlm.executor.runner import Embeds
-from vlm.executor.sampler import DecodeRows, Sampler
-from vlm.executor.sampling_plan import SamplingPlan
-from vlm.executor.slot_cache import SlotCache
-from vlm.executor.slot_inputs import encode_padded, integers, padded_tokens
-from vlm.executor.slot_packing import alike, neighbours
+from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.sampling.sampler import DecodeRows, Sampler
+from vlm.executor.slots.cache import SlotCache
+from vlm.executor.slots.inputs import encode_padded, integers, padded_tokens
+from vlm.executor.slots.packing import alike, neighbours
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 MOST_PASSES = 256  # runs of slots whose decode steps are kept ready

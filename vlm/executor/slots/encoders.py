@@ -12,9 +12,9 @@ from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.executor.adapters import AdapterCache
 from vlm.executor.graph_pool import GraphPool
+from vlm.executor.inputs.prompt_embeds import Parts
 from vlm.executor.networks import required
-from vlm.executor.prompt_embeds import Parts
-from vlm.executor.slot_inputs import encode_padded
+from vlm.executor.slots.inputs import encode_padded
 from vlm.layers.forward_batch import HiddenStateRecorder
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from vlm.config import RuntimeConfig
 from vlm.executor.adapters import AdapterCache
-from vlm.executor.encoder_cache import EncoderCache
+from vlm.executor.encoding.cache import EncoderCache
+from vlm.executor.encoding.packed_images import PatchEncoder
 from vlm.executor.graph_pool import GraphPool
-from vlm.executor.packed_images import PatchEncoder
-from vlm.executor.packing import batched, largest_power_of_two
-from vlm.executor.prompt_embeds import Parts, joined
+from vlm.executor.inputs.packing import batched, largest_power_of_two
+from vlm.executor.inputs.prompt_embeds import Parts, joined
+from vlm.executor.inputs.upload import kind_of, upload_images
 from vlm.executor.timing import DeviceTimer
-from vlm.executor.upload import kind_of, upload_images
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.layers.image_tiles import TiledVisionConfig, cut_tiles
 from vlm.layers.patches import PatchedVisionConfig

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from vlm.config import ModelConfig
-from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import absorbing_pays
+from vlm.executor.state.batch_state import BatchState
 from vlm.layers.attention_metadata import PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops.paged_kv import KVCache

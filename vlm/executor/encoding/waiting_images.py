@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.config import ModelConfig
-from vlm.executor.encoders import Encoders
+from vlm.executor.encoding.encoders import Encoders
 from vlm.executor.memory import suppress_out_of_memory
 from vlm.requests.sequence import Sequence
 

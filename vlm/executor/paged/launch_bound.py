@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm.executor.graph_pool import GraphShapes
-from vlm.executor.packing import graph_rows
+from vlm.executor.inputs.packing import graph_rows
 
 # rows · parameters of a pass that takes a GPU a millisecond, the host some more to launch its kernels
 SHORT = 4 * 10**11

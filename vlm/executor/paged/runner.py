@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from vlm.backends.threads import num_threads, threads_for
-from vlm.executor.cross_kv import CrossKV
 from vlm.executor.graph_pool import GraphPool
+from vlm.executor.inputs.micro_batches import micro_batches
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.micro_batches import micro_batches
 from vlm.executor.networks import DecoderNetwork, TextNetwork, parameters_of
-from vlm.executor.paged_batches import PagedBatches
-from vlm.executor.prefill import Prefill
+from vlm.executor.paged.batches import PagedBatches
+from vlm.executor.paged.cross_kv import CrossKV
+from vlm.executor.paged.prefill import Prefill
+from vlm.executor.paged.step_rows import StepRows
 from vlm.executor.runner import Embeds
-from vlm.executor.sampler import DecodeRows, Sampler
-from vlm.executor.sampling_plan import SamplingPlan
-from vlm.executor.step_rows import StepRows
+from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.sampling.sampler import DecodeRows, Sampler
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.layers.quant.w8a8 import rounds_rows
 from vlm.ops import beam_search

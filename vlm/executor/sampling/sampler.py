@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vlm.executor.batch_state import BatchState
-from vlm.executor.logits_recorder import LogitsRecorder
-from vlm.executor.sampling_plan import SamplingPlan
+from vlm.executor.sampling.logits_recorder import LogitsRecorder
+from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.state.batch_state import BatchState
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, logits_processors, sample
 from vlm.ops.append_and_check_stop import append_and_check_stop

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool
+from vlm.executor.inputs.packing import PackedInputs, PackedTexts, batched_by_size, graph_rows, packed
+from vlm.executor.inputs.prompt_embeds import gather_prompt_embeds
+from vlm.executor.inputs.upload import upload
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required, rounding_ahead
-from vlm.executor.packed_passes import PackedPasses
-from vlm.executor.packing import PackedInputs, PackedTexts, batched_by_size, graph_rows, packed
-from vlm.executor.paged_batches import PagedBatches
-from vlm.executor.prompt_embeds import gather_prompt_embeds
+from vlm.executor.paged.batches import PagedBatches
+from vlm.executor.paged.passes import PackedPasses
+from vlm.executor.paged.waiting_kv import WaitingKV
 from vlm.executor.runner import Embeds
-from vlm.executor.upload import upload
-from vlm.executor.waiting_kv import WaitingKV
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.requests.sequence import Sequence, any_adapted

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vlm.executor.upload import pack, upload
+from vlm.executor.inputs.upload import pack, upload
 
 
 class SlotUpload:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vlm.executor.upload import pack, view
+from vlm.executor.inputs.upload import pack, view
 from vlm.ops import prefill_attention
 from vlm.ops.packed_attention import tiles_of
 from vlm.requests.sequence import PrefillChunk, Sequence

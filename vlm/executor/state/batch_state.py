@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from vlm.executor.adapters import AdapterCache
+from vlm.executor.inputs.packing import padded, power_of_two
+from vlm.executor.inputs.upload import upload
 from vlm.executor.kv_cache import CacheShape
-from vlm.executor.packing import padded, power_of_two
-from vlm.executor.rule_table import PackedRules, RuleTable, rules_of
-from vlm.executor.slot_upload import SlotUpload
-from vlm.executor.upload import upload
+from vlm.executor.state.rule_table import PackedRules, RuleTable, rules_of
+from vlm.executor.state.slot_upload import SlotUpload
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
 from vlm.ops.draft_state import DraftState

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.executor.packing import power_of_two
+from vlm.executor.inputs.packing import power_of_two
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vlm.executor.upload import upload
+from vlm.executor.inputs.upload import upload
 from vlm.layers.forward_batch import PromptEmbeds
 
 Parts = Items[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence

@@ -1,0 +1,1 @@
+"""Torch modules over a paged cache."""

@@ -1,0 +1,1 @@
+"""How tokens are chosen, and what is kept of their logits."""

@@ -1,0 +1,1 @@
+"""Compiled graphs over a linear cache: a slot a sequence."""
