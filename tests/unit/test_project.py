@@ -34,6 +34,14 @@ def test_the_version_is_written_once():
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "vlm.__version__"}
 
 
+def test_every_folder_of_code_is_in_the_wheel():
+    """An editable installation finds those that are not named, too."""
+    build, code = PROJECT["tool"]["setuptools"], ("vlm", "visual_engines", "llm_engines", "vlm_app")
+    roots = {name: ROOT / build["package-dir"].get(name, name) for name in code}
+    folders = {(name, *file.relative_to(at).parts[:-1]) for name, at in roots.items() for file in at.rglob("*.py")}
+    assert set(build["packages"]) == set(map(".".join, folders))
+
+
 def test_the_servers_tell_the_version():
     pytest.importorskip("fastapi", reason="needs the serve extra")
     from vlm_app.server.app import create_app
