@@ -178,6 +178,18 @@ def test_a_503_is_final_unless_its_replica_has_broken():
         assert call(front)[0] == 200 and len(work(front)[0]) == 1
 
 
+def test_a_replica_that_is_slow_to_say_how_it_is_has_not_broken():
+    """Neither has one that a busy front is slow to hear."""
+
+    async def slow(asked: Asked):
+        if asked.target == "/health":
+            await asyncio.sleep(6)  # longer than a page about all replicas waits
+        yield BESIDE.get(asked.target) or whole(b'{"error": "late"}', 503)
+
+    with front_of(slow, well) as front:
+        assert call(front)[0] == 503 and work(front)[1] == []
+
+
 # --- streams ---
 def begun(front: Front) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection(front.address)

@@ -20,7 +20,6 @@ from vlm.errors import EngineError, VlmError
 from vlm.interrupts import blocked_interrupts
 from vlm_app.server.replicas.process import READY, ReplicaJob, serve_replica
 
-HEALTH_SECONDS = 5  # for a replica to say how it is; one that does not is not well
 SECONDS_TO_END = 4  # once it is told to; no request is left then
 AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers of aiohttp's own
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError)  # of who asks a replica that has gone
@@ -130,17 +129,18 @@ class Replica:
         options: dict[str, Any] = {"data": io.BytesIO(request.body)} if request.body else {}  # sent in pieces
         return self._session.request(request.method, url, headers=request.headers, allow_redirects=False, **options)
 
-    async def get(self, path: str, seconds: float = HEALTH_SECONDS) -> tuple[int, bytes]:
-        """Returns the status and the body of what must not take long. Raises FAILURES."""
+    async def get(self, path: str, seconds: float | None = None) -> tuple[int, bytes]:
+        """Returns the status and the body. `seconds`: that it may take; None: until the replica ends, by itself or
+        because it hangs. Raises FAILURES."""
         async with asyncio.timeout(seconds), self.ask(UpstreamRequest("GET", path)) as answer:
             return answer.status, await answer.read()
 
-    async def health(self) -> bytes | None:
-        """Returns what it says of its health; None: it is not well."""
+    async def health(self, seconds: float | None = None) -> bytes | None:
+        """Returns what it says of its health within so long, as `get` has it; None: it is not well."""
         if not self.is_ready:
             return None
         try:
-            status, body = await self.get("/health")
+            status, body = await self.get("/health", seconds)
         except FAILURES:
             return None
         return body if status == HTTPStatus.OK else None

@@ -19,6 +19,7 @@ from vlm_app.server.replicas.router import Router
 from vlm_app.server.replicas.supervisor import Supervisor
 
 LABEL = "replica"
+STATUS_SECONDS = 5  # for a replica to say how it is and what it counts; one that does not is not well
 
 
 class Health:
@@ -45,7 +46,7 @@ class Health:
 
     async def _bodies(self) -> dict[Replica, bytes | None]:
         """Returns what each replica's /health says; None: it is not well."""
-        bodies = await asyncio.gather(*(replica.health() for replica in self._replicas))
+        bodies = await asyncio.gather(*(replica.health(STATUS_SECONDS) for replica in self._replicas))
         return dict(zip(self._replicas, bodies, strict=True))
 
     def _row(self, replica: Replica, body: bytes | None) -> dict[str, object]:
@@ -107,7 +108,7 @@ def merged(texts: Mapping[str, str]) -> list[Metric]:
 async def _text(replica: Replica) -> str:
     """Returns a replica's metrics; nothing of one that has gone."""
     try:
-        _, body = await replica.get("/metrics")
+        _, body = await replica.get("/metrics", STATUS_SECONDS)
     except FAILURES:
         return ""
     return body.decode()
