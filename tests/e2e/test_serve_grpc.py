@@ -24,6 +24,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.cli_kit import call
 from tests.replica_kit import fronted
 from tests.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
+from vlm_app.server.kserve.grpc import messages
 from vlm_app.server.repository.service import Service
 
 TEXT = "translate English to German: The old ship is small."
@@ -290,6 +291,22 @@ def test_a_request_that_does_not_stream_gets_one_response_in_a_stream(client, st
         found = answers.until_final()
         assert len(found) == count if count else len(found) > 1
         assert found[-1].as_numpy("text_output")[0, 0].decode() == alone("mini-t5").generate(text=TEXT).text
+
+
+def test_answers_are_written_beside_the_event_loop(client, stream, monkeypatch):
+    """One of a gigabyte would hold all others up."""
+    threads, to_bytes = set[str](), messages.to_bytes
+
+    def noted_to_bytes(array: np.ndarray) -> bytes:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return to_bytes(array)
+
+    monkeypatch.setattr(messages, "to_bytes", noted_to_bytes)
+    client.infer("mini-t5", [text(TEXT)])
+    answers = stream()
+    client.async_stream_infer("mini-t5", [text(TEXT)])
+    answers.until_final()
+    assert threads == {"asyncio"}  # of asyncio.to_thread
 
 
 def test_the_client_of_tensorrt_llms_backend_is_answered(client):

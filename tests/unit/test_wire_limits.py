@@ -17,6 +17,7 @@ from vlm.errors import InputError, LimitError
 from vlm_app.core.names import MAX_SENTENCE, MAX_WORD
 from vlm_app.server.core import errors
 from vlm_app.server.http.json_bodies import parse_json
+from vlm_app.server.kserve.grpc import messages
 from vlm_app.server.kserve.grpc.wire import is_too_large
 from vlm_app.server.tensors import values as tensor_values
 from vlm_app.server.tensors import wire as tensors
@@ -180,6 +181,32 @@ def test_large_outputs_are_written_in_pieces():
     with pytest.raises(LimitError, match=r"^output x has 16,777,216 values, as JSON at most 8,388,608 are sent; ask"):
         tensors.write(("m", "1"), request, {"x": large})
     assert len(tensors.write(("m", "1"), replace(request, binary=True), {"x": large})[0]) > 2**26
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 2**14 - 1, 2**14, 2**21])
+def test_a_grpc_message_is_serialized_before_the_event_loop_has_it(size):
+    """Of a large one protobuf would make all others wait."""
+    request = tensors.InferRequest("a", {}, None, False, {})
+    outputs = {"bits": np.arange(size, dtype=np.uint8), "text": np.array([["ä".encode(), b""]], object)}
+    raw = [outputs["bits"].tobytes(), b"\2\0\0\0\xc3\xa4\0\0\0\0"]
+    whole = pb.ModelInferResponse(model_name="m", model_version="1", id="a", raw_output_contents=raw)
+    whole.outputs.add(name="bits", datatype="UINT8", shape=[size])
+    whole.outputs.add(name="text", datatype="BYTES", shape=[1, 2])
+    assert pb.ModelInferResponse.FromString(messages.write(("m", "1"), request, outputs)) == whole
+    for final in (True, False):
+        streamed = messages.write_streamed(("m", "1"), request, outputs, final=final)
+        whole.parameters["triton_final_response"].bool_param = final
+        assert pb.ModelStreamInferResponse.FromString(streamed) == pb.ModelStreamInferResponse(infer_response=whole)
+
+
+def test_a_grpc_message_of_more_than_protobuf_reads(monkeypatch):
+    monkeypatch.setattr(messages, "MAX_MESSAGE", 2**21)
+    request, outputs = tensors.InferRequest("a", {}, None, False, {}), {"x": np.zeros(2**19, np.float32)}
+    with pytest.raises(
+        LimitError, match=r"^the outputs take 2 MiB, 2 is what a message of gRPC has at most; ask for fe"
+    ):
+        messages.write(("m", "1"), request, outputs)
+    assert messages.write(("m", "1"), request, {"x": outputs["x"][:-64]})
 
 
 @pytest.mark.parametrize(("kind", "size"), [("int64_contents", 10), ("fp32_contents", 4), ("fp64_contents", 8)])

@@ -121,7 +121,7 @@ def to_bytes(array: np.ndarray) -> bytes:
     """Returns the elements little-endian, each of BYTES after its length in 4 bytes."""
     if array.dtype == object:
         return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def as_bf16(array: np.ndarray) -> np.ndarray:

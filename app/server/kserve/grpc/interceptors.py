@@ -39,13 +39,15 @@ class ApiKey(grpc.aio.ServerInterceptor):
 
 
 class Receiver(grpc.aio.ServerInterceptor):
-    """Refuses requests that have not come in time or cannot be read; a stream gets an InputError for the latter."""
+    """Refuses requests that have not come in time or cannot be read; a stream gets an InputError for the latter.
+    Responses may be messages, or their bytes."""
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:  # bytes go on to a replica, which reads them
             return handler
-        read, write = or_error(handler.request_deserializer), handler.response_serializer
+        assert handler.response_serializer is not None
+        read, write = or_error(handler.request_deserializer), _unless_bytes(handler.response_serializer)
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(handler.stream_stream, read, write)
         assert handler.unary_unary is not None
@@ -64,6 +66,12 @@ def _received(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
         return await answer(request, context)
 
     return answered
+
+
+def _unless_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Returns a function for responses of which some, the large ones, are serialized already: gRPC calls it in the
+    event loop, which answers everybody."""
+    return lambda response: response if isinstance(response, bytes) else serialize(response)
 
 
 async def _refuse(requests: object, context: grpc.aio.ServicerContext) -> None:

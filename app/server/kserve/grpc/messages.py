@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from vlm.errors import InputError, counted
+from vlm.errors import InputError, LimitError, counted
+from vlm_app.server.kserve.grpc.wire import field
 from vlm_app.server.tensors.values import datatype_of, to_bytes
 from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, outputs_to_send, request_from
 
+FINAL = "triton_final_response"
+MAX_MESSAGE = 2**31 - 1  # bytes that protobuf reads
 CONTENTS = {
     "BOOL": "bool_contents",
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
@@ -48,14 +51,44 @@ def read(message: pb.ModelInferRequest) -> InferRequest:
     return request_from(head, memoryview(b"".join(data)))
 
 
-def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> pb.ModelInferResponse:
-    """Returns the outputs of a model (name, version), as raw contents. InputError for one that is not there."""
-    response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request.id or "")
+def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
+    """Returns a ModelInferResponse, serialized: the outputs of a model (name, version) as raw contents. InputError for
+    one that is not there, LimitError for more than a message may have."""
+    return _joined(_response(model, request, outputs))
+
+
+def write_streamed(
+    model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray], *, final: bool
+) -> bytes:
+    """Returns the same as a ModelStreamInferResponse; `final`: it is the request's last. Raises as `write`."""
+    response = _response(model, request, outputs, **{FINAL: pb.InferParameter(bool_param=final)})
+    return _joined(field(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, *response))
+
+
+def _response(
+    model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray], **parameters: pb.InferParameter
+) -> list[bytes]:
+    """Returns a ModelInferResponse's bytes in parts: protobuf would copy contents again and again, during which nothing
+    else runs in this process."""
+    head = pb.ModelInferResponse(
+        model_name=model[0], model_version=model[1], id=request.id or "", parameters=parameters
+    )
+    contents: list[bytes] = []
     for name in outputs_to_send(request, outputs):
         array = outputs[name]
-        response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        response.raw_output_contents.append(to_bytes(array))
-    return response
+        head.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        contents += field(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, to_bytes(array))
+    return [head.SerializeToString(), *contents]
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """Returns a message of these parts. Raises LimitError for a larger one than protobuf reads."""
+    if (size := sum(map(len, parts))) > MAX_MESSAGE:
+        raise LimitError(
+            f"the outputs take {size >> 20:,} MiB, {MAX_MESSAGE >> 20:,} is what a message of gRPC has at most; ask for"
+            " fewer outputs, or fewer rows at once."
+        )
+    return b"".join(parts)  # of many bytes, others run meanwhile
 
 
 def _raw(tensor: Any, content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -69,7 +69,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             return ParseDict(statistics, pb.ModelStatisticsResponse())
 
     # --- inference ---
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> bytes:
         async with refusals(context):
             service = descriptions.find(self._services, request.model_name, request.model_version)
             # nothing of a request's size is worked on in the event loop, which answers everybody

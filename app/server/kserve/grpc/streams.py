@@ -19,7 +19,7 @@ from vlm_app.server.repository.service import Services
 
 AT_ONCE = 256  # requests of a stream; the next is read when one has ended
 IDLE_SECONDS = 600  # in which neither a request comes nor one runs
-FINAL, STRICT = "triton_final_response", ("triton_grpc_error", "true")
+STRICT = ("triton_grpc_error", "true")
 Message = pb.ModelInferRequest | InputError  # or what is wrong with it
 
 
@@ -78,28 +78,32 @@ class InferStream:
             empty_final = inference.parameters.empty_final and service.decoupled
             async with aclosing(inference.responses()) as responses:
                 async for each in responses:
-                    response = messages.write((service.name, service.version), request, each.outputs)
+                    final = each.last and not empty_final
+                    response = await asyncio.to_thread(
+                        messages.write_streamed, (service.name, service.version), request, each.outputs, final=final
+                    )
                     if before is not None and not service.decoupled:
                         await asyncio.wait((before,))
-                    await self._send(response, final=each.last and not empty_final)
+                    await self._send(response)
             if empty_final:
-                await self._send(_empty(message), final=True)
+                await self._send(_last(message))
         except Exception as error:
             await self._fail(message, error)
 
-    async def _send(self, response: pb.ModelInferResponse, *, final: bool, error: str = "") -> None:
-        response.parameters[FINAL].bool_param = final
+    async def _send(self, response: pb.ModelStreamInferResponse | bytes) -> None:
         async with self._write_lock:
-            await self._context.write(pb.ModelStreamInferResponse(infer_response=response, error_message=error))
+            await self._context.write(response)
 
     async def _fail(self, message: Message, error: Exception) -> None:
         if not self._strict:
-            await self._send(_empty(message), final=True, error=error_text(error))
+            await self._send(_last(message, error_text(error)))
         elif not self._failure.done():
             self._failure.set_result(error)
 
 
-def _empty(message: Message) -> pb.ModelInferResponse:
-    if isinstance(message, InputError):
-        return pb.ModelInferResponse()
-    return pb.ModelInferResponse(model_name=message.model_name, model_version=message.model_version, id=message.id)
+def _last(message: Message, error: str = "") -> pb.ModelStreamInferResponse:
+    """Returns a request's last response, without outputs."""
+    response = pb.ModelInferResponse(parameters={messages.FINAL: pb.InferParameter(bool_param=True)})
+    if not isinstance(message, InputError):
+        response.model_name, response.model_version, response.id = message.model_name, message.model_version, message.id
+    return pb.ModelStreamInferResponse(infer_response=response, error_message=error)

@@ -1,5 +1,5 @@
-"""How much a message has, counted before it is parsed, which all others wait for: a few bytes of one become a hundred
-in memory.
+"""Protobuf's wire format, where its library makes all others wait: how much a message has, counted before it is parsed,
+since a few bytes of one become a hundred in memory; and fields of many bytes, written without copying them.
 
 https://protobuf.dev/programming-guides/encoding
 """
@@ -27,6 +27,11 @@ def is_too_large(message: bytes) -> bool:
         if num_fields > MAX_FIELDS or num_elements > MAX_STRINGS or num_values > MAX_VALUES:
             return True
     return False
+
+
+def field(number: int, *parts: bytes) -> list[bytes]:
+    """Returns a field that holds these bytes, or the message that they make, in parts."""
+    return [_to_varint(number << 3 | BYTES) + _to_varint(sum(map(len, parts))), *parts]
 
 
 def _parts(message: memoryview) -> Iterator[tuple[int, int, int]]:
@@ -76,3 +81,8 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at + shift + 1
     return value, len(message)
+
+
+def _to_varint(value: int) -> bytes:
+    low, rest = value & 127, value >> 7
+    return bytes((low | 128,)) + _to_varint(rest) if rest else bytes((low,))
