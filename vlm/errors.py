@@ -16,11 +16,13 @@ class VlmError(Exception):
 
     `kind`, a word or two, sorts it in a job's report. `settings`: fields that the sentence names, the one at fault
     first. The command line and the servers' protocols have names of their own for them. `sent_names`: what a request
-    called such a name, where its protocol has several.
+    called such a name, where its protocol has several. `is_about_input`: it is of a request's text, ids or images
+    unless it names a setting.
     """
 
     kind = "other"
     sent_names: Mapping[str, str] = MappingProxyType({})
+    is_about_input = False
 
     def __init__(self, message: str, kind: str | None = None, *, settings: tuple[str, ...] = ()):
         super().__init__(message)

@@ -58,7 +58,7 @@ def test_a_text_that_a_task_of_pages_is_about(model, pictures, tmp_path, capsys)
     told = ("--prompt", "<REGION_TO_SEGMENTATION>", "--question", REGION)
     code, _, err = ended(capsys, *job, *told)
     assert code == 0 and (tmp_path / "0.md").read_text().strip() == text, err
-    for told, says in ((("--question", REGION), "a question is of a task"),
+    for told, says in ((("--question", REGION), "a --question is of a task"),
                        (("--prompt", "<OD>", "--question", "a car"), "task 'OD' takes no question")):  # fmt: skip
         code, _, err = ended(capsys, *job, *told)
         assert code == 2 and says in err
@@ -70,10 +70,10 @@ def test_a_text_that_a_task_of_pages_is_about(model, pictures, tmp_path, capsys)
 
 
 MISTAKES = {
-    "unknown": (("--task", "DETECT"), ("the task is 'DETECT'; this model knows ", *TASKS)),
+    "unknown": (("--task", "DETECT"), ("--task is 'DETECT'; this model knows ", *TASKS)),
     "no text": (("--task", "CAPTION_TO_PHRASE_GROUNDING"), ("answers a question; give one beside it, as --question.",)),
     "a text too many": (("--task", "OD", "--question", "a car"), ("task 'OD' takes no question; leave it out.",)),
-    "no task": (("--question", "a car"), ("a question is of a task; this model knows ", *TASKS)),
+    "no task": (("--question", "a car"), ("a --question is of a task; this model knows ", *TASKS)),
     "overlay of a text": (("--task", "OCR", "--save-overlay", "{}/a.png"), ("the answer names no places",)),
     "overlay of no kind": (("--task", "OD", "--save-overlay", "{}/a.txt"), ("names no kind of image",)),
     "overlay nowhere": (("--task", "OD", "--save-overlay", "{}/b/a.png"), ("lies in no folder that exists",)),

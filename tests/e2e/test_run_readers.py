@@ -66,7 +66,7 @@ def test_a_question_about_each_page(answering, pictures, capsys):
 
 
 MISTAKES = {
-    "unknown": (("--task", "invoices"), "the task is 'invoices'; this model knows docvqa, iitcdip, synthdog."),
+    "unknown": (("--task", "invoices"), "--task is 'invoices'; this model knows docvqa, iitcdip, synthdog."),
     "no question": ((), "task 'docvqa' answers a question; give one beside it, as --question."),
     "a question too many": (("--task", "synthdog", "--question", "who?"), "task 'synthdog' takes no question;"),
     "a prompt and a task": (("--task", "docvqa", "--prompt", "a"), "--prompt, --task were given together; an input"),
@@ -108,7 +108,7 @@ def test_a_question_about_the_pages_of_a_job(answering, pictures, tmp_path, caps
 def test_tasks_are_of_models_that_have_them(pictures, capsys):
     page = ("run", "--image", pictures[0], *SHORT)
     code, _, err = ended(capsys, *page, "--question", "who?")
-    assert code == 2 and "nougat has no task that takes a question; leave it out" in err
+    assert code == 2 and "nougat has no task that takes a --question; leave it out" in err
     code, _, err = ended(capsys, *page, "--task", "docvqa")
     assert code == 2 and "nougat has no tasks of its own, and no tuned prompts are loaded" in err
     code, _, err = ended(capsys, "run", "--text", "a", "--task", "docvqa", *SHORT)

@@ -155,10 +155,40 @@ LONG, NO_IMAGE = "a word " * 10_000, {"type": "image_url", "image_url": {"url": 
     ("completions", {"model": "mini-nougat", "prompt": "a"}, "prompt"),
     ("embeddings", {"model": "mini-nougat", "input": "a"}, "input"),
     ("chat/completions", {"model": "mini-llava", "messages": [{"role": "user", "content": [NO_IMAGE]}]}, "messages"),
+    ("chat/completions", {"model": "mini-t5", "messages": asked("")}, "messages"),
+    ("chat/completions", {"model": "mini-t5", "messages": asked("a", SCENE)}, "messages"),
+    ("chat/completions", {"model": "mini-nougat", "messages": asked("", SCENE, SCENE)}, "messages"),
+    ("chat/completions", {"model": "mini-llava", "messages": asked("<image> a")}, "messages"),
+    ("completions", {"model": "mini-t5", "prompt": [[5], [99_999]]}, "prompt"),
+    ("embeddings", {"model": "mini-t5", "input": [[5], [99_999]]}, "input"),
+    ("embeddings", {"model": "mini-t5", "input": data_uri(SCENE)}, "input"),
 ])  # fmt: skip
-def test_the_field_of_a_long_or_damaged_input_is_named(served, route, fields, param):
+def test_the_field_of_an_input_that_is_not_taken_is_named(served, route, fields, param):
     error = httpx.post(f"{served.url}/v1/{route}", json=fields).json()["error"]
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(("route", "fields", "param"), [
+    ("chat/completions", {"messages": asked("a"), "task": "mnli"}, "task"),
+    ("embeddings", {"input": "a", "task": 1}, "task"),
+    ("completions", {"prompt": "a", "question": "b"}, "question"),
+    ("chat/completions", {"model": "mini-llava", "messages": asked("a"), "truncate_prompt_tokens": 3},
+     "truncate_prompt_tokens"),
+    ("chat/completions", {"model": "mini-llava", "messages": asked("a"), "continue_final_message": True,
+                          "add_generation_prompt": False}, "continue_final_message"),
+    ("completions", {"prompt": ["a"] * 64, "n": 64}, "n"),
+    ("completions", {"prompt": "a", "n": 64, "logprobs": 20, "max_tokens": 500}, "max_tokens"),
+    ("embeddings", {"input": "a", "dimensions": 9999}, "dimensions"),
+    ("completions", {"model": "nobody", "prompt": "a"}, "model"),
+])  # fmt: skip
+def test_what_a_pipeline_refuses_is_told_with_its_field(served, route, fields, param):
+    error = httpx.post(f"{served.url}/v1/{route}", json={"model": "mini-t5"} | fields).json()["error"]
+    assert error["param"] == param
+
+
+def test_what_is_no_json_names_no_field(served):
+    answer = httpx.post(f"{served.url}/v1/completions", content="{", headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] is None
 
 
 def test_a_model_of_images_says_where_they_are_sent(served):

@@ -147,7 +147,7 @@ def test_a_models_own_tasks_and_questions(tmp_path):
         ask = lambda told: client.chat.completions.create(model="donut", messages=turn, max_tokens=6, extra_body=told)  # noqa: E731
         for told, text in zip(named, alone, strict=True):
             assert ask(told).choices[0].message.content == text
-        for told, says in (({"task": "forms"}, "the task is 'forms'"), ({"task": "docvqa"}, "answers a question")):
+        for told, says in (({"task": "forms"}, "task is 'forms'"), ({"task": "docvqa"}, "answers a question")):
             with pytest.raises(openai.BadRequestError, match=says):
                 ask(told)
         check_tensors_and_parameters(served, url, dict(zip(("docvqa", "cord-v2"), alone, strict=True)))
@@ -219,7 +219,7 @@ def test_tasks_that_a_conversation_marks(tmp_path):
         for task, question in tasks.items():
             assert {"bboxes", "polygons"} & json.loads(alone[task]).keys()
             assert ask(f"<{task}>{question or ''}") == ask(question or "", task=task) == alone[task]
-        for text, told, says in (("", {"task": "forms"}, "the task is 'FORMS'"), ("<OD> cars", {}, "takes no question"),
+        for text, told, says in (("", {"task": "forms"}, "task is 'FORMS'"), ("<OD> cars", {}, "takes no question"),
                                  ("<REGION_TO_OCR>", {}, "answers a question")):  # fmt: skip
             with pytest.raises(openai.BadRequestError, match=says):
                 ask(text, **told)

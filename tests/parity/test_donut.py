@@ -85,7 +85,7 @@ def test_tasks_of_one_batch(tmp_path):
 
 
 MISTAKES = {
-    "unknown": ("docvqa", {"task": "cord"}, "the task is 'cord'; this model knows docvqa, iitcdip, synthdog"),
+    "unknown": ("docvqa", {"task": "cord"}, "task is 'cord'; this model knows docvqa, iitcdip, synthdog"),
     "no question": ("docvqa", {}, "task 'docvqa' answers a question; give one"),
     "an empty question": ("docvqa", {"question": " "}, "task 'docvqa' answers a question; give one"),
     "a question too many": ("cord-v2", ASKED, "task 'cord-v2' takes no question; leave it out"),

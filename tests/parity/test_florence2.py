@@ -158,7 +158,7 @@ def test_without_a_prompt_it_is_the_caption(native):
 
 
 MISTAKES = {
-    "unknown": ({"task": "DETECT"}, "the task is 'DETECT'; this model knows CAPTION, CAPTION_TO_PHRASE_GROUNDING, D"),
+    "unknown": ({"task": "DETECT"}, "task is 'DETECT'; this model knows CAPTION, CAPTION_TO_PHRASE_GROUNDING, D"),
     "no text": ({"task": "CAPTION_TO_PHRASE_GROUNDING"}, "task 'CAPTION_TO_PHRASE_GROUNDING' answers a question; give"),
     "no region": ({"prompt": "<REGION_TO_CATEGORY>"}, "task 'REGION_TO_CATEGORY' answers a question; give one"),
     "a text too many": ({"task": "OD", "question": "a car"}, "task 'OD' takes no question; leave it out"),
@@ -166,7 +166,7 @@ MISTAKES = {
     "two texts": ({"task": "REGION_TO_OCR", "question": "a", "prompt": "b"}, "a question was given beside a prompt"),
     "whose question": ({"question": "a"}, "a question is of a task; this model knows CAPTION"),
     "a raw prompt": ({"task": "OD", "raw_prompt": "a"}, "raw_prompt, task were given together"),
-    "no task": ({"task": ["OD"]}, "the task is"),
+    "no task": ({"task": ["OD"]}, "task is"),
 }
 
 

@@ -111,8 +111,10 @@ class InputContext:
         if self.prompt_tables is None:
             raise InputError(
                 f"{self.family.name} has no tasks of its own, and no tuned prompts are loaded; load the model with"
-                " prompt_table (--prompt-table)."
+                " prompt_table (--prompt-table).",
+                settings=("task",),
             )
         if (tuned := self.prompt_tables.find(task)) is None:
-            raise InputError(f"there is no task {task!r}; there are {self.prompt_tables.known}, and -1: none.")
+            said = f"there is no task {task!r}; there are {self.prompt_tables.known}, and -1: none."
+            raise InputError(said, settings=("task",))
         return tuned

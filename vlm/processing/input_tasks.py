@@ -22,7 +22,8 @@ def put_task(fields: InputFields, context: InputContext) -> None:
             put_question(fields, use)
         elif fields.question is not None:
             name = context.family.name
-            raise InputError(f"{name} has no task that takes a question; leave it out, or ask in a prompt.")
+            said = f"{name} has no task that takes a question; leave it out, or ask in a prompt."
+            raise InputError(said, settings=("question",))
         if fields.task is not None:
             _put_tuned_prompt(fields, context)
 

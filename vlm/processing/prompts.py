@@ -85,7 +85,8 @@ class Prompts:
         """Cuts as Hugging Face does: what the template puts after the last text is cut off."""
         *before, last = conversation.messages
         if last.role != "assistant" or PLACEHOLDER in last.pieces or not last.text.strip():
-            raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")
+            said = "continue_final_message needs a last message of the assistant with a text; add one."
+            raise InputError(said, settings=("continue_final_message",))
         message = Message(last.role, (last.text + MARK,))
         text = self._rendered(template, [*before, message], add_generation_prompt=False)
         if (end := text.rfind(MARK.strip())) < 0:

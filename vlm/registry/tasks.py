@@ -45,8 +45,8 @@ class TaskPrompts:
     def unknown(self, name: Any) -> InputError:
         """Returns the error of a task that the model does not have; `name` None: of a question without one."""
         known = f"this model knows {listed(sorted(self.prompts), 40)}" if self.prompts else "this model has none"
-        said = "a question is of a task" if name is None else f"the task is {name!r}"
-        return InputError(f"{said}; {known}.")
+        said = "a question is of a task" if name is None else f"task is {name!r}"
+        return InputError(f"{said}; {known}.", settings=("question" if name is None else "task",))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import binascii
 import re
 from typing import Any
 
-from vlm_app.server.core.errors import MessageError
+from vlm.errors import InputError
 
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
@@ -22,21 +22,19 @@ def is_data_uri(text: str, kind: str = "") -> bool:
 
 
 def decode_data_uri(uri: Any) -> bytes:
-    """Returns the file of `data:image/png;base64,…`. MessageError for any other address: nothing is fetched.
+    """Returns the file of `data:image/png;base64,…`. InputError for any other address: nothing is fetched.
 
     As clients write it: any case, parameters, percent-encoding, line breaks, base64's URL-safe letters, no padding.
     """
     if not isinstance(uri, str):
-        raise MessageError("an image's or file's address is no string; send data:image/png;base64,….")
+        raise InputError("an image's or file's address is no string; send data:image/png;base64,….")
     if not is_data_uri(uri):
         if _SCHEME.match(uri):
-            raise MessageError("images are not fetched from addresses; send them as data:image/png;base64,… instead.")
-        raise MessageError(
-            "an image or file is no data URI; put data:image/png;base64, (or its type) before its base64."
-        )
+            raise InputError("images are not fetched from addresses; send them as data:image/png;base64,… instead.")
+        raise InputError("an image or file is no data URI; put data:image/png;base64, (or its type) before its base64.")
     head, comma, content = uri.partition(",")
     if not comma or not head.lower().rstrip().endswith(";base64"):
-        raise MessageError("an image is no base64 data URI; send data:image/png;base64,….")
+        raise InputError("an image is no base64 data URI; send data:image/png;base64,….")
     return _decode(content)
 
 
@@ -48,7 +46,7 @@ def _decode(content: str) -> bytes:
         letters = letters.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
         content_bytes = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise MessageError("an image's base64 is damaged; encode the file's bytes again.") from None
+        raise InputError("an image's base64 is damaged; encode the file's bytes again.") from None
     if not content_bytes:
-        raise MessageError("a data URI is empty; encode the file's bytes again.")
+        raise InputError("a data URI is empty; encode the file's bytes again.")
     return content_bytes

@@ -14,10 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from vlm.errors import (
     AdapterNotFoundError,
-    DocumentError,
     EngineError,
-    ImageError,
-    InputError,
     LengthError,
     ModelNotFoundError,
     OutOfMemoryError,
@@ -44,7 +41,7 @@ UNROUTED_KSERVE = (
     "{} is not served here; there are /v2/models/NAME, …/infer, …/generate, …/config and others: a NAME with a slash in"
     " it is asked over gRPC or at /v1."
 )
-# the field of a route's inputs, which is wrong where an input is too long or damaged
+# the field of a route's inputs, which is wrong where an error is about an input
 INPUTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/embeddings": "input"}
 # OpenAI's words, by which litellm knows it, and its code, which langchain-openai looks for in the text
 TOO_LONG = "this model's maximum context length is exceeded (context_length_exceeded): "
@@ -61,10 +58,6 @@ class Forbidden(VlmError):
     """The server was started without it."""
 
 
-class MessageError(InputError):
-    """A message, or what stands for a file in a request, is not as it is read."""
-
-
 class Unsupported(VlmError):
     """Triton does it, and this server does not."""
 
@@ -73,7 +66,6 @@ class RequestTimeout(VlmError):
     """A request has not ended within the time that it gave itself."""
 
 
-_OF_INPUTS = (LengthError, ImageError, DocumentError, MessageError)
 _STATUS = {
     ModelNotFoundError: 404,
     Busy: 429,
@@ -164,7 +156,8 @@ def _param(error: Exception, path: str) -> str | None:
     if isinstance(error, ModelNotFoundError):
         return "model"
     if not isinstance(error, RequestValidationError):
-        return param_of(error, path) or (INPUTS.get(path.rstrip("/")) if isinstance(error, _OF_INPUTS) else None)
+        is_about_input = isinstance(error, VlmError) and error.is_about_input
+        return param_of(error, path) or (INPUTS.get(path.rstrip("/")) if is_about_input else None)
     first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
     name = first.get("ctx", {}).get("param", place)

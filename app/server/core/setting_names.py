@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from vlm.errors import VlmError
+from vlm.errors import InputError, VlmError
 from vlm.options import options_of
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.core.renamed import renamed, settings_of, with_names
 
 # settings of tokens that KServe's protocol has tensors of its own for; of end_id there is one
 _KSERVE_TOKENS = {"stop_token_ids": "end_id", "stop_words_ids": "stop_words_list", "bad_words_ids": "bad_words_list"}
+# fields of OpenAI's bodies that are no settings of tokens
+_OPENAI_FIELDS = {name: name for name in ("task", "question", "continue_final_message", "dimensions", "echo")} | {
+    "truncate": "truncate_prompt_tokens"
+}
 
 
 def in_openai(completions: bool) -> dict[str, str]:
@@ -48,7 +52,17 @@ def calling(sent_names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def about_input() -> Iterator[None]:
+    """Has each error that names no setting told as one about the request's input."""
+    try:
+        yield
+    except InputError as error:
+        error.is_about_input = True
+        raise
+
+
 def _names_at(path: str) -> Mapping[str, str]:
     if path.startswith("/v2"):
         return in_kserve() | _KSERVE_TOKENS
-    return in_openai(completions=path.rstrip("/").endswith("/v1/completions"))
+    return in_openai(completions=path.rstrip("/").endswith("/v1/completions")) | _OPENAI_FIELDS

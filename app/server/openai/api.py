@@ -34,7 +34,7 @@ async def chat(body: ChatBody, http: Request) -> Response:
     how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
     if source.keys() & body.of_inputs.keys():
-        raise InputError("the question was given in the message and besides it; give it once.")
+        raise InputError("the question was given in the message and besides it; give it once.", settings=("question",))
     item = GenerationInput(source | body.of_inputs, files, body.sampling() | adapter)
     texts = Texts(service, [item], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)
@@ -90,7 +90,8 @@ class Texts:
         if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
             raise LimitError(
                 f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower"
-                " max_tokens, n or top_logprobs."
+                " max_tokens, n or top_logprobs.",
+                settings=("max_new_tokens",),
             )
 
     async def deltas(
@@ -175,7 +176,8 @@ def _answer(body: Sampling, kind: str) -> Answer:
 def _check_echo(service: Service, prompts: list[str | list[int]]) -> None:
     """Raises InputError for prompts of ids that cannot be decoded."""
     if service.pipeline.tokenizer is None and any(isinstance(prompt, list) for prompt in prompts):
-        raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
+        said = "this engine has no tokenizer, so there is no text to echo; leave echo out."
+        raise InputError(said, settings=("echo",))
 
 
 def _model(service: Service, adapter: str | None) -> dict[str, Any]:

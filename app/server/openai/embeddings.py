@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.api.outputs import Encoding
-from vlm.errors import LimitError
+from vlm.errors import InputError, LimitError
 from vlm_app.server.core.data_uris import decode_data_uri, is_data_uri
-from vlm_app.server.core.errors import MessageError
 from vlm_app.server.core.messages import verbatim
+from vlm_app.server.core.setting_names import about_input
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
@@ -54,6 +54,7 @@ async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]
     return vectors
 
 
+@about_input()
 def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int) -> tuple[list[Any], list[list[bytes]]]:
     files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
     texts = zip(files, inputs, strict=True)
@@ -61,12 +62,12 @@ def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int)
 
 
 def _text(service: Service, given: str | list[int], truncate: bool | int) -> dict[str, Any]:
-    """Returns a text or token ids as an encoder reads them. Raises MessageError for a model whose encoder is of images
+    """Returns a text or token ids as an encoder reads them. Raises InputError for a model whose encoder is of images
     alone."""
     capabilities = service.pipeline.capabilities
     if capabilities.takes_images and not capabilities.has_text_encoder:
         name = service.pipeline.family.name
-        raise MessageError(f"{name} has embeddings of images alone; send one as data:image/png;base64,….")
+        raise InputError(f"{name} has embeddings of images alone; send one as data:image/png;base64,….")
     return verbatim(service.pipeline, given, truncate)
 
 
@@ -81,7 +82,8 @@ def _shortened(vector: Tensor, body: EmbeddingBody) -> Tensor:
     if body.dimensions > len(vector):
         raise LimitError(
             f"dimensions is {body.dimensions}, the embeddings of {body.model} have {len(vector)}; ask for no more than"
-            " that, or leave it out."
+            " that, or leave it out.",
+            settings=("dimensions",),
         )
     return _unit(vector[: body.dimensions])
 

@@ -21,6 +21,7 @@ from vlm_app.server.core.errors import Busy
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merge_bursts
 from vlm_app.server.core.metrics import Metrics, Stopwatch
+from vlm_app.server.core.setting_names import about_input
 from vlm_app.server.repository.statistics import RequestTimes, Statistics
 from vlm_app.server.tensors.model import ModelTensors
 
@@ -97,7 +98,8 @@ class Service:
         if count > self._max:
             raise LimitError(
                 f"{count:,} outputs were asked for at once; {self.name} holds {self._max:,} at most. Ask for fewer in a"
-                " request."
+                " request.",
+                settings=("num_return_sequences",),
             )
         if self.num_outputs + count > self._max:
             self._metrics.rejections.labels(self.name).inc()
@@ -128,7 +130,7 @@ class Service:
         self, item: GenerationInput, times: RequestTimes, final_only: bool
     ) -> AsyncGenerator[TextDelta, None]:
         watch = Stopwatch(self._metrics, self.name)
-        with self.acquire_slot(item.count):
+        with self.acquire_slot(item.count), about_input():
             request = await self.model.request(item.source, item.files, **item.sampling)
             start = times.prepared()
             stream = self.model.stream(request, final_only=final_only, on_update=watch.observe)
@@ -157,7 +159,7 @@ class Service:
     ) -> list[Encoding]:
         """Returns what an encoder makes of one of the `encoder_batches` of a request's inputs: between such calls the
         engine goes on with what else it does. Raises Busy and the errors of AsyncPipeline."""
-        with self.acquire_slot(len(sources)):
+        with self.acquire_slot(len(sources)), about_input():
             return await self.model.encode(sources, files, attentions=attentions)
 
 
