@@ -9,6 +9,7 @@ import os
 import numpy as np
 import openai
 import pytest
+import torch
 
 import vlm
 from tests import pix2struct_kit as kit
@@ -139,6 +140,12 @@ def test_a_server_takes_the_words_of_a_message_as_the_question(folders, pictures
             ask(image)
         with pytest.raises(openai.BadRequestError, match="the question was given in the message and besides it"):
             ask(image, words, question=QUESTION)
+        found = client.embeddings.create(model="deplot", input=url, extra_body={"question": QUESTION}).data[0].embedding
+        rows = pipe.encode({"images": [pictures[0]], "question": QUESTION}).last_hidden_state.mean(0)
+        torch.testing.assert_close(torch.tensor(found), rows / rows.norm())
+        with pytest.raises(openai.BadRequestError, match="answers a question, which is drawn on its image") as caught:
+            client.embeddings.create(model="deplot", input=url)
+        assert caught.value.param == "question"
 
 
 def test_texts_of_tensors_are_questions_or_beginnings(folders, pictures):

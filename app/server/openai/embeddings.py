@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 async def embeddings(body: EmbeddingBody, http: Request) -> Response:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     service, adapter = services_of(http).asked(body.model)
-    vectors = await cancel_on_disconnect(http, _vectors(service, body, adapter | body.of_inputs))
+    vectors = await cancel_on_disconnect(http, _vectors(service, body, adapter))
     return await asyncio.to_thread(_written, body, vectors)
 
 
@@ -41,14 +41,13 @@ def _written(body: EmbeddingBody, vectors: list[tuple[Tensor, int]]) -> Response
     return JSONResponse({"object": "list", "model": body.model, "data": rows, "usage": usage})
 
 
-async def _vectors(service: Service, body: EmbeddingBody, fields: dict[str, Any]) -> list[tuple[Tensor, int]]:
-    """Returns each input's vector and the rows that it was read as; `fields`: what the inputs have beside their
-    texts."""
+async def _vectors(service: Service, body: EmbeddingBody, adapter: dict[str, str]) -> list[tuple[Tensor, int]]:
+    """Returns each input's vector and the rows that it was read as; `adapter`: of what reads texts."""
     vectors: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
         for inputs in service.encoder_batches(body.inputs):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
-            sources = [source | fields if source else source for source in sources]  # images have none
+            sources = [source | (adapter if source else {}) | body.of_inputs for source in sources]
             encodings = await service.encode(sources, files)
             vectors += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
     return vectors
