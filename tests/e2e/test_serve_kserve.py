@@ -334,6 +334,14 @@ def test_models_versions_and_outputs_that_are_not_there(client, t5):
         client.get_model_config("org/mini-t5")
 
 
+def test_an_output_that_is_not_there_is_told_before_the_work(client, served, t5):
+    count = served.service("mini-t5").statistics.as_json("mini-t5", "1")["execution_count"]
+    words = "logits is no output here; there are text_output, output_ids, sequence_length, cum_log_probs, output_log_pr"
+    with pytest.raises(InferenceServerException, match=f"^.400. {words}"):
+        infer(client, "mini-t5", of_ids(t5, TEXTS), outputs=["output_ids", "logits"])
+    assert served.service("mini-t5").statistics.as_json("mini-t5", "1")["execution_count"] == count
+
+
 @pytest.mark.parametrize(
     "body",
     [

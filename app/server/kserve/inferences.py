@@ -12,5 +12,6 @@ from vlm_app.server.tensors.wire import InferRequest
 def read_inference(service: Service, request: InferRequest, stop: tuple[str, ...] = ()) -> Inference:
     """Raises InputError with one sentence. `stop`: strings that end every row's text."""
     kind = Inference if service.pipeline.capabilities.generates else EncoderInference
+    service.tensors.check_outputs(request.outputs or ())
     with calling(request.sent_names):
         return kind(service, request, stop)

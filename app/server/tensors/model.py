@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from vlm.errors import InputError, listed
 from vlm.processing.processor import Processor
 from vlm_app.server.tensors.aliases import ALIASES
 from vlm_app.server.tensors.settings import ADAPTER, SCALARS
@@ -40,6 +41,7 @@ class ModelTensors:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     datatypes: Mapping[str, str] = field(default_factory=dict)  # types of outputs that its config.pbtxt names
+    by_name: tuple[str, ...] = (INPUT_LENGTHS,)  # outputs that come where they are asked for by their names
 
     @classmethod
     def from_processor(
@@ -69,7 +71,14 @@ class ModelTensors:
             TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
         )
-        return cls(either(ENCODER_IN, ENCODER_TEXT_IN if processor.tokenizer else ()), outputs, datatypes)
+        inputs = either(ENCODER_IN, ENCODER_TEXT_IN if processor.tokenizer else ())
+        return cls(inputs, outputs, datatypes, by_name=HIDDEN)
+
+    def check_outputs(self, names: Iterable[str]) -> None:
+        """Raises InputError for a name that no output has."""
+        known = dict.fromkeys((*(spec.name for spec in self.outputs), *self.by_name))
+        if unknown := [name for name in names if name not in known]:
+            raise InputError(f"{listed(unknown)} is no output here; there are {listed(known)}.")
 
     def cast(self, outputs: Tensors, inputs: Tensors, names: Collection[str] | None) -> Tensors:
         """Returns the outputs in their types; ids come as those of a request do, where no configuration declares them.
@@ -78,7 +87,7 @@ class ModelTensors:
         ids = inputs.get("input_ids")
         if ids is not None and ids.dtype == np.int32:
             kinds |= {name: "INT32" for name in FOLLOW_IDS if name not in self.datatypes}
-        left_out = {INPUT_LENGTHS} - kinds.keys() if names is None else set()
+        left_out = {*self.by_name} - kinds.keys() if names is None else set()
         to_type = lambda name, array: array.astype(DTYPES[kinds[name]], copy=False) if name in kinds else array  # noqa: E731
         return {name: to_type(name, array) for name, array in outputs.items() if name not in left_out}
 

@@ -52,8 +52,8 @@ def read(message: pb.ModelInferRequest) -> InferRequest:
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
-    """Returns a ModelInferResponse, serialized: the outputs of a model (name, version) as raw contents. InputError for
-    one that is not there, LimitError for more than a message may have."""
+    """Returns a ModelInferResponse, serialized: the outputs of a model (name, version) as raw contents. LimitError for
+    more than a message may have."""
     return _joined(_response(model, request, outputs))
 
 
