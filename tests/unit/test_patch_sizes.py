@@ -22,6 +22,7 @@ PATCHES = [
     ("x", "patch_size is 'x', it must be"), ([14], r"patch_size is \[14\], it must be"),
     (HUGE, r"scales images to more than 4,096 pixels a side .patch_size.; fetch it again."),
     (10**30, "more than 4,096 pixels a side"),
+    (16, "cuts images into patches of 16 pixels a side, and the model reads them by patches of 14; fetch it again."),
     (64, "cuts images into patches of 64 pixels a side, and the model takes images of 56 × 60; fetch it again."),
 ]  # fmt: skip
 
@@ -32,8 +33,8 @@ def test_patches_that_no_image_has(size, says, tmp_path):
     (tmp_path / "processor_config.json").write_text(json.dumps(settings))
     found = image_settings(tmp_path, [PIXTRAL_IMAGES], CheckpointError)
     with pytest.raises(CheckpointError, match=rf"processor_config\.json .*{says}"):
-        found.check_sizes(CheckpointError, (56, 60))
-    if size != 64:
+        found.check_sizes(CheckpointError, (56, 60), side_step=14)
+    if size not in (16, 64):
         with pytest.raises(EngineError, match=rf"processor_config\.json .*{says}"):
             ImageProcessor.from_dir(tmp_path, [PIXTRAL_IMAGES])
 
@@ -41,10 +42,10 @@ def test_patches_that_no_image_has(size, says, tmp_path):
 @pytest.mark.parametrize("size", [14, [14, 28], {"height": 14, "width": 14}], ids=str)
 def test_patches_that_images_have(size, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"patch_size": size}))
-    image_settings(tmp_path, [PIXTRAL_IMAGES], CheckpointError).check_sizes(CheckpointError, (56, 60))
+    image_settings(tmp_path, [PIXTRAL_IMAGES], CheckpointError).check_sizes(CheckpointError, (56, 60), side_step=14)
 
 
-@pytest.mark.parametrize("size", [0, HUGE, 1541])
+@pytest.mark.parametrize("size", [0, 16, HUGE, 1541])
 def test_a_folder_whose_patches_no_image_has_is_not_converted(size, tmp_path):
     lighton_kit.save(tmp_path / "model")
     file = tmp_path / "model" / "processor_config.json"

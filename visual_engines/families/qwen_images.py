@@ -160,8 +160,8 @@ def _sides(settings: Settings) -> dict[str, float]:
     """Returns the pixels a side of the squares that settings scale to, and of the smallest. ValueError for no sizes."""
     _check_sizes(settings)
     pixels = {name: largest(settings.get(name)) for name in ("size", "min_pixels", "max_pixels")}
-    square = math.prod(settings.get(name) or 1 for name in SIZES)
-    return {name: math.sqrt(count) for name, count in pixels.items()} | {"patch_size": square}
+    sides = {"patch_size": _square(settings), "temporal_patch_size": _size(settings, "temporal_patch_size")}
+    return {name: math.sqrt(count) for name, count in pixels.items()} | sides
 
 
 QWEN_IMAGES = ImageProcessorSpec(

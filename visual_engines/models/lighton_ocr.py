@@ -35,6 +35,10 @@ class LightOnVisionConfig(PatchedVisionConfig):
         return self.text_width
 
     @property
+    def side_step(self) -> int:
+        return self.patch_size
+
+    @property
     def usual_size(self) -> tuple[int, int]:
         """That of an upright page of A4, as long as the model takes it."""
         square = self.patch_size * self.merge_size

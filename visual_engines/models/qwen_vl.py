@@ -51,6 +51,10 @@ class QwenVisionConfig(PatchedVisionConfig):
         return self.text_width
 
     @property
+    def side_step(self) -> int:
+        return self.patch_size
+
+    @property
     def window(self) -> int | None:
         return self.window_size and self.window_size // (self.patch_size * self.merge_size)
 

@@ -91,6 +91,11 @@ class VisionConfig(Config):
         return (height, width) == tuple(self.image_size)
 
     @property
+    def side_step(self) -> int:
+        """Pixels of which the sides of all images that are read are multiples."""
+        return 1
+
+    @property
     def usual_size(self) -> tuple[int, int]:
         """(height, width) of an image as people bring them: what is measured, and warmed up for."""
         return self.image_size

@@ -96,7 +96,8 @@ def _check_images(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> N
     if configs.visual is not None and spec.image_processors:
         settings = image_settings(folder.path, spec.image_processors, CheckpointError)
         if settings is not None:
-            settings.check_sizes(CheckpointError, configs.visual.image_size)
+            visual = configs.visual
+            settings.check_sizes(CheckpointError, visual.image_size, side_step=visual.side_step)
 
 
 def _roles(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> QuantizedRoles:

@@ -27,9 +27,12 @@ class ImageSettings:
     settings: Settings
     path: Path  # their file
 
-    def check_sizes(self, error: type[VlmError], image_size: tuple[int, int] | None = None) -> None:
+    def check_sizes(
+        self, error: type[VlmError], image_size: tuple[int, int] | None = None, *, side_step: int = 1
+    ) -> None:
         """Raises `error` for settings that scale images to more than is read, or cut them into patches that are no
-        sizes, or larger than the (height, width) that the model takes."""
+        sizes, or larger than the (height, width) that the model takes, or no multiples of the pixels that its sides
+        are multiples of."""
         try:
             sides = self.spec.sides(self.settings)
         except UNFIT as reason:
@@ -39,11 +42,12 @@ class ImageSettings:
                 f"{self.path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it"
                 " again."
             )
-        if image_size is not None and sides.get("patch_size", 0) > min(image_size):
-            raise error(
-                f"{self.path} cuts images into patches of {sides['patch_size']} pixels a side, and the model takes"
-                f" images of {image_size[0]} × {image_size[1]}; fetch it again."
-            )
+        patch = sides.get("patch_size", 0)
+        cuts = f"{self.path} cuts images into patches of {patch} pixels a side, and the model"
+        if image_size is not None and patch > min(image_size):
+            raise error(f"{cuts} takes images of {image_size[0]} × {image_size[1]}; fetch it again.")
+        if patch % side_step:
+            raise error(f"{cuts} reads them by patches of {side_step}; fetch it again.")
 
     def unfit(self, reason: Exception) -> str:
         """Returns the sentence for settings that are none."""
