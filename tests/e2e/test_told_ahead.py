@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import tiny
@@ -62,3 +64,15 @@ def test_a_place_that_is_taken_is_told_before_an_archive_is_unpacked(sources, tm
     (tmp_path / "q" / "notes").touch()
     said = one_sentence(call("convert", sources / "gpt.nemo", "-o", tmp_path / "q"))
     assert "exists and is no checkpoint of vlm, so it is not replaced" in said
+
+
+@pytest.mark.parametrize("line", [
+    ("convert", "mini-t5", "-o", "."), ("build", "mini-t5", "-o", "."), ("quantize", "mini-t5", "-o", "."),
+    ("convert", "mini-t5", "-o", ".."), ("quantize", "mini-t5", "-o", "q", "--export", "."),
+], ids=" ".join)  # fmt: skip
+def test_the_folder_of_the_shell_is_not_taken_from_it(line, tmp_path, monkeypatch):
+    """A folder of that name is another one, and the shell would stay in what was removed."""
+    (tmp_path / "outer" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "outer" / "here")
+    assert "holds the folder that this program runs in, which a" in one_sentence(call(*line))
+    assert [*(tmp_path / "outer").rglob("*")] == [tmp_path / "outer" / "here"] == [Path.cwd()]

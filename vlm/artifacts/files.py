@@ -144,10 +144,24 @@ def check_replaceable(out: Path, replaces: Callable[[Path], bool], what: str, er
     """Raises `error` for an `out` that `atomic_dir` would not replace."""
     if not os.path.lexists(out):
         return
+    if _is_run_in(out):
+        raise error(
+            f"{out} holds the folder that this program runs in, which a {what} would take the place of: choose another"
+            " output path."
+        )
     if not out.is_dir():
         raise error(f"{out} is a file; the {what} needs a directory: choose another output path.")
     if any(out.iterdir()) and not replaces(out):
         raise error(f"{out} exists and is no {what}, so it is not replaced: choose another output path or remove it.")
+
+
+def _is_run_in(folder: Path) -> bool:
+    """Says whether this process, and perhaps its user's shell, is in a folder, which stays theirs when another one
+    takes its name."""
+    try:
+        return Path.cwd().is_relative_to(folder)
+    except OSError:  # it has been removed
+        return False
 
 
 def _swap(draft: Path, out: Path) -> None:
