@@ -69,7 +69,7 @@ class AdapterNotFoundError(InputError):
     def __init__(self, message: str):
         """`message`: without a full stop."""
         self.for_clients = f"{message}."
-        super().__init__(f"{message}; load one with --lora NAME=FOLDER.")
+        super().__init__(f"{message}; load one with lora NAME=FOLDER.", settings=("lora",))
 
 
 class ModelNotFoundError(VlmError):
@@ -100,11 +100,11 @@ class VlmWarning(UserWarning):
     """What goes on, though not as the caller may expect; the command line prints it as one line."""
 
 
-def built_for(flag: str, size: int, most: int | None = None) -> str:
-    """Returns how an engine holds more, by an option's flag; "" where the model allows `most` and that is less. An
-    engine that is given is not built again."""
+def built_for(setting: str, size: int, most: int | None = None) -> str:
+    """Returns how an engine holds more, by a setting of its build; "" where the model allows `most` and that is less.
+    An engine that is given is not built again."""
     fits = most is None or size <= most
-    return f"or give {flag} {size}, to vlm build where the model is an engine" if fits else ""
+    return f"or give {setting} {size}, to vlm build where the model is an engine" if fits else ""
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

@@ -46,7 +46,7 @@ def compiled(model, folder, **limits):
 def test_attention_that_graphs_cannot_express(tmp_path):
     with pytest.raises(
         ConfigError,
-        match="caps its attention scores, which exported graphs cannot express; build it for --backend torch",
+        match="caps its attention scores, which exported graphs cannot express; build it for backend torch",
     ):
         compiled(tiny.t5gemma(), tmp_path)
 
@@ -178,7 +178,7 @@ def test_texts(make, tmp_path):
     with torch.no_grad():
         hidden = model.get_encoder()(torch.tensor([texts[2]])).last_hidden_state[0]
     torch.testing.assert_close(pipe.encode(of_texts(texts))[2].last_hidden_state, hidden, atol=1e-4, rtol=1e-4)
-    with pytest.raises(InputError, match="--backend torch"):
+    with pytest.raises(InputError, match="build it with backend torch"):
         pipe.encode({"encoder_input_ids": texts[0]}, hidden_states=True)
     assert pipe.llm.scheduler.blocks.balanced
 

@@ -203,7 +203,7 @@ def test_settings_that_exclude_each_other_are_said():
 
 def test_more_beams_than_the_engine_decodes_at_once(ragged):
     _, engine, texts, _ = ragged
-    with pytest.raises(LimitError, match=r"num_beams is 10.*9 sequences.*--max-batch-size 10"):
+    with pytest.raises(LimitError, match=r"num_beams is 10.*9 sequences.*max_batch_size 10"):
         Pipeline(engine, cpu()).generate(encoder_input_ids=texts[0], num_beams=10)
 
 

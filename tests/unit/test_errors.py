@@ -33,6 +33,6 @@ def test_one_thing_and_several_of_them():
 
 
 def test_what_gives_an_engine_that_holds_more():
-    longer = "or give --max-seq-len 9, to vlm build where the model is an engine"
-    assert built_for("--max-seq-len", 9) == built_for("--max-seq-len", 9, 9) == longer
-    assert built_for("--max-seq-len", 9, 8) == ""  # the model has no more positions
+    longer = "or give max_seq_len 9, to vlm build where the model is an engine"
+    assert built_for("max_seq_len", 9) == built_for("max_seq_len", 9, 9) == longer
+    assert built_for("max_seq_len", 9, 8) == ""  # the model has no more positions

@@ -48,7 +48,7 @@ def test_threads_that_no_machine_has():
 
 def test_a_cache_larger_than_the_memory():
     """On the CPU torch says so with a plain RuntimeError."""
-    with pytest.raises(OutOfMemoryError, match="lower --max-batch-size, --max-seq-len"):
+    with pytest.raises(OutOfMemoryError, match="lower max_batch_size, max_seq_len"):
         vlm.load("mini-t5", device="cpu", max_batch_size=10**11)
 
 

@@ -359,13 +359,13 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
     for wrong in ("c", 2, -2, True):
         with pytest.raises(InputError, match=f"there is no adapter {wrong!r}: a, b is what is loaded"):
             pipe.generate({"input_ids": [5]}, lora=wrong)
-    with pytest.raises(InputError, match="there is no adapter 'a': none is loaded; load one with --lora NAME=FOLDER"):
+    with pytest.raises(InputError, match="there is no adapter 'a': none is loaded; load one with lora NAME=FOLDER"):
         Pipeline(engine, RuntimeConfig(device="cpu")).generate({"input_ids": [5], "lora": "a"})
     with pytest.raises(InputError, match="1 is no adapter's name; give printable words with a letter or digit"):
         pipe.load_lora(1, tmp_path / "a")  # type: ignore[arg-type]
-    with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give --max-cpu-loras 2"):
+    with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give max_cpu_loras 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_cpu_loras=1))
-    with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):
+    with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give max_lora_rank 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_lora_rank=1))
 
 
@@ -379,7 +379,7 @@ def test_names_are_no_pairs(tmp_path):
 def test_compiled_engines_take_none(tmp_path, monkeypatch):
     engine, folder = engine_dir(tiny.llama(), tmp_path), folder_of(tmp_path / "a")
     monkeypatch.setattr(adapters, "backend_of", lambda _: OnnxRuntimeBackend())
-    with pytest.raises(InputError, match="adapters are for --backend torch, onnxruntime runs compiled graphs; merge"):
+    with pytest.raises(InputError, match="adapters are for backend torch, onnxruntime runs compiled graphs; merge"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(f"a={folder}",)))
 
 

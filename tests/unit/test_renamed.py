@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import vlm
 import vlm_app
 from tests import cli_kit
 from vlm.errors import ConfigError, EngineError, InputError
@@ -27,6 +28,24 @@ def test_settings_are_called_as_the_options_of_the_verb(error, says):
         assert renamed.with_flags(error) == says
     finally:
         renamed.flags.reset(before)
+
+
+@pytest.mark.parametrize(("settings", "options", "says"), [
+    ({"max_new_tokens": 10**6}, ("--max-new-tokens", 10**6),
+     "ask for fewer, with {max_new_tokens} 511, or give {max_seq_len} 1000001, to vlm build where"),
+    ({"num_beams": 30, "max_new_tokens": 2}, ("--num-beams", 30, "--max-new-tokens", 2),
+     "ask for fewer, or give {max_batch_size} 30, to vlm build where"),
+    ({"lora": 1}, ("--lora-task-uids", 1), "none is loaded; load one with {lora} NAME=FOLDER."),
+    ({"prompt_lookup_num_tokens": 3}, ("--prompt-lookup-num-tokens", 3),
+     "leave it out, or give {num_speculative_tokens} 3."),
+])  # fmt: skip
+def test_what_helps_is_called_as_its_reader_does(settings, options, says):
+    names = ("max_new_tokens", "max_seq_len", "max_batch_size", "lora", "num_speculative_tokens")
+    with pytest.raises(InputError) as refused:
+        vlm.load("mini-t5", device="cpu").generate("a", **settings)
+    assert says.format_map({name: name for name in names}) in str(refused.value)
+    result = cli_kit.call("run", "--model", "mini-t5", "--device", "cpu", "--text", "a", *options)
+    assert says.format_map({name: f"--{name.replace('_', '-')}" for name in names}) in result.stderr
 
 
 PAGE = Path(vlm_app.__file__).parent / "demo" / "examples" / "page.png"

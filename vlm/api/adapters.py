@@ -81,8 +81,9 @@ def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
     none, and as check_scales; ConfigError and CheckpointError as read_layers and check_frozen."""
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
-            f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
-            " vlm convert --merge-lora and build that."
+            f"adapters are for backend torch, {backend.name} runs compiled graphs; merge one into its model with"
+            " vlm convert --merge-lora and build that.",
+            settings=("backend",),
         )
     configs = catalogs.configs_of(engine)
     adapter = read_layers(folder, catalogs.family(engine.family), configs)
@@ -103,12 +104,15 @@ def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
     if len(ranks) > on_host:
         raise LimitError(
             f"there is room for {counted(on_host, 'adapter')}, {len(ranks)} are named",
-            f"give --max-cpu-loras {len(ranks)}",
+            f"give max_cpu_loras {len(ranks)}",
+            settings=("max_cpu_loras",),
         )
     for name, own in ranks.items():
         if own > rank:
             raise LimitError(
-                f"there is room for adapters of rank {rank}, {name} has {own}", f"give --max-lora-rank {own}"
+                f"there is room for adapters of rank {rank}, {name} has {own}",
+                f"give max_lora_rank {own}",
+                settings=("max_lora_rank",),
             )
     return replace(runtime, max_loras=min(count, on_host), max_cpu_loras=on_host, max_lora_rank=rank)
 

@@ -67,7 +67,8 @@ def _limits(engine: EngineLimits, batch_size: int | None) -> EngineLimits:
     if batch_size is not None and batch_size > engine.max_batch_size:
         raise LimitError(
             f"max_batch_size {batch_size} is more than the engine's {engine.max_batch_size}; rebuild with"
-            f" --max-batch-size {batch_size}."
+            f" max_batch_size {batch_size}.",
+            settings=("max_batch_size",),
         )
     return engine.within(max_batch_size=batch_size)
 
@@ -116,5 +117,6 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
         free = f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" if device.type == "cuda" else "too little memory"
         raise OutOfMemoryError(
             f"the engine needs {size / 2**30:.1f} GiB for weights and its KV cache besides, {device} has {free} free;"
-            " lower --max-batch-size, --max-seq-len or --kv-cache-free-gpu-memory-fraction, or give --dtype bfloat16."
+            " lower max_batch_size, max_seq_len or kv_cache_free_gpu_memory_fraction, or give dtype bfloat16.",
+            settings=("max_batch_size", "max_seq_len", "kv_cache_free_gpu_memory_fraction", "dtype"),
         ) from error

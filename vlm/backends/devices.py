@@ -49,7 +49,7 @@ def devices_of(devices: str, setting: str = "devices") -> tuple[str, ...]:
     import torch
 
     if not torch.cuda.device_count():
-        raise InputError(f"--{setting} is all, and no CUDA device is visible; give cpu.")
+        raise InputError(f"{setting} is all, and no CUDA device is visible; give cpu.", settings=(setting,))
     return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
 
 
@@ -64,9 +64,9 @@ def separate_devices(devices: str) -> tuple[str, ...]:
     names = tuple("cuda:0" if name == "cuda" else name for name in devices_of(devices))
     gpus = [name for name in names if resolve_device(name).type == "cuda"]
     if gpus and len(gpus) < len(names):
-        raise InputError(f"--devices is {devices}; give the CPU alone, or GPUs alone.")
+        raise InputError(f"devices is {devices}; give the CPU alone, or GPUs alone.", settings=("devices",))
     if len(set(gpus)) < len(gpus):
-        raise InputError(f"--devices is {devices}; name each GPU once.")
+        raise InputError(f"devices is {devices}; name each GPU once.", settings=("devices",))
     return names
 
 
@@ -89,8 +89,8 @@ def of_rank(runtime: RuntimeConfig, rank: int, size: int) -> RuntimeConfig:
         return replace(runtime, device="cpu")
     if device.index is not None:
         raise InputError(
-            f"device is {runtime.device}, {size} ranks take a GPU each; give cuda, cpu, or each one's with --devices.",
-            settings=("device",),
+            f"device is {runtime.device}, {size} ranks take a GPU each; give cuda, cpu, or each one's with `devices`.",
+            settings=("device", "devices"),
         )
     if (count := torch.cuda.device_count()) <= rank:
         raise InputError(f"the engine is built for {size} GPUs, {count} are visible; build it for fewer, or give cpu.")
@@ -101,7 +101,8 @@ def _listed(devices: str, size: int) -> tuple[str, ...]:
     names = separate_devices(devices)
     if len(names) != size:
         raise InputError(
-            f"--devices names {len(names)} device{'s' * (len(names) > 1)}, the engine is built for {size}"
-            f" rank{'s' * (size > 1)}; name {size}, or build it for {len(names)}: vlm build --tp-size {len(names)}."
+            f"`devices` names {len(names)} device{'s' * (len(names) > 1)}, the engine is built for {size}"
+            f" rank{'s' * (size > 1)}; name {size}, or build it for {len(names)}: vlm build --tp-size {len(names)}.",
+            settings=("devices",),
         )
     return names

@@ -83,14 +83,14 @@ def convert_model(
 
 
 def _changes(build: BuildConfig, merge_lora: str | Path | None) -> list[str]:
-    """Returns the options that ask for more than a conversion."""
+    """Returns the settings that ask for more than a conversion."""
     said = {
-        "--tp-size": build.tp_size != 1,
-        "--pp-size": build.pp_size != 1,
-        "--encoder-tp-size": build.encoder_tp_size is not None,
-        "--merge-lora": merge_lora is not None,
+        "tp_size": build.tp_size != 1,
+        "pp_size": build.pp_size != 1,
+        "encoder_tp_size": build.encoder_tp_size is not None,
+        "merge_lora": merge_lora is not None,
     }
-    return [option for option, is_said in said.items() if is_said]
+    return [setting for setting, is_said in said.items() if is_said]
 
 
 def _check_output(source: Source, out: Path) -> None:
@@ -109,14 +109,15 @@ def _checkpoint_of_model(
     check: Check,
 ) -> Checkpoint:
     """Returns the checkpoint of a source. Raises InputError for what was tuned beside a model, which the `changes`,
-    options, are not for."""
+    settings, are not for."""
     if source.kind == "checkpoint":
         return checkpoint_of(source, scratch, progress, tokenizer)
     path = convert_file(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer, check=check)
     if not is_checkpoint(path):
         raise InputError(
             f"{source.name} is what was tuned beside a model, and {listed(changes)} is for models; leave it out, and"
-            " vlm convert makes a folder of it."
+            " vlm convert makes a folder of it.",
+            settings=tuple(changes),
         )
     return Checkpoint.open(path)
 

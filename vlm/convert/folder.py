@@ -69,7 +69,9 @@ def _convert_folder(
     converter = converter_of(source)
     if options and (converter is None or "tokenizer" not in converter.options):
         programs = listed(f"{ref.program}'s" for ref in converters() if "tokenizer" in ref.options)
-        raise InputError(f"--tokenizer is for {programs} models, {source} is none; leave it out.")
+        raise InputError(
+            f"`tokenizer` is for {programs} models, {source} is none; leave it out.", settings=("tokenizer",)
+        )
     if converter is not None:
         return converter.load()(source, out, progress=progress, check=check, **options)
     folder = HFFolder(source)

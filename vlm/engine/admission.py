@@ -93,14 +93,16 @@ class Admission:
         `sequences`."""
         params, most, vocab_size = request.params, self.limits.max_batch_size, self.config.vocab_size
         if params.return_context_logits and not self.gives_context_logits:
-            raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
+            raise InputError(
+                "a compiled engine gives generation logits alone; build it with backend torch.", settings=("backend",)
+            )
         length = self._length(request, virtual)
         if params.num_beams > most:
             raise LimitError(
                 f"num_beams is {params.num_beams}, this engine decodes {counted(most, 'sequence')} at once; ask for"
                 " fewer",
-                built_for("--max-batch-size", params.num_beams),
-                settings=("num_beams",),
+                built_for("max_batch_size", params.num_beams),
+                settings=("num_beams", "max_batch_size"),
             )
         _check_ids(request.decoder_prompt_token_ids, vocab_size, 0 if self.encoder else virtual)
         for setting, named in params.known_tokens.items():
@@ -114,8 +116,8 @@ class Admission:
             raise LimitError(
                 f"prompt_lookup_num_tokens is {asked_for}, this engine proposes {counted(most, 'token')} a step at"
                 " most; leave it out",
-                f"or give --num-speculative-tokens {asked_for}",
-                settings=("prompt_lookup_num_tokens",),
+                f"or give num_speculative_tokens {asked_for}",
+                settings=("prompt_lookup_num_tokens", "num_speculative_tokens"),
             )
         return 0 if params.num_beams > 1 else most if asked_for is None else asked_for
 
@@ -167,18 +169,19 @@ class Admission:
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
             images = ", or fewer or smaller images" if request.images else ""
             step = "ask for fewer" if prompt < most else f"give a shorter prompt{images}"
+            is_asked = params.max_new_tokens is not None and prompt < most
             raise LengthError(
                 f"{counted(prompt, 'prompt token')}{rows} and {new} new ones are {prompt + new - most} more than the"
                 f" {most} that the engine was built for; {step}",
                 self._longer(prompt + new, most - prompt),
-                settings=("max_new_tokens",) if params.max_new_tokens is not None and prompt < most else (),
+                settings=("max_new_tokens", "max_seq_len") if is_asked else ("max_seq_len", "max_new_tokens"),
             )
         return length
 
     def _longer(self, length: int, room: int) -> str:
         """Returns what helps: fewer tokens where there is room for some, a longer engine where positions allow it."""
-        fewer = f"with --max-new-tokens {room}" if room > 0 else ""
-        longer = built_for("--max-seq-len", length, self.config.position_limit)
+        fewer = f"with max_new_tokens {room}" if room > 0 else ""
+        longer = built_for("max_seq_len", length, self.config.position_limit)
         return ", ".join(filter(None, (fewer, longer)))
 
 
@@ -218,7 +221,8 @@ def _too_long(count: int, most: int) -> LengthError:
     """Returns the error of an encoder's input of so many rows."""
     return LengthError(
         f"the encoder's input has {count} rows (tokens), the engine was built for {most}; shorten it",
-        built_for("--max-encoder-input-len", count),
+        built_for("max_encoder_input_len", count),
+        settings=("max_encoder_input_len",),
     )
 
 

@@ -101,7 +101,8 @@ class LLMEngine:
                 raise LimitError(
                     f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit"
                     " the KV cache; ask for fewer new tokens",
-                    "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
+                    "or give the cache more memory with kv_cache_free_gpu_memory_fraction",
+                    settings=("kv_cache_free_gpu_memory_fraction",),
                 )
         self._sequences.add(sequences)
         self.scheduler.add(sequences)

@@ -46,8 +46,8 @@ class InputContext:
 
     def shorter_or_longer(self, length: int) -> str:
         """Returns what helps where a text has so many tokens, too many for the encoder."""
-        longer = built_for("--max-encoder-input-len", length, self.encoder_positions)
-        return ", ".join(filter(None, ("cut it with --truncate (truncate=True)", longer)))
+        longer = built_for("max_encoder_input_len", length, self.encoder_positions)
+        return ", ".join(filter(None, ("cut it with truncate", longer)))
 
     @cached_property
     def languages(self) -> Languages | None:
@@ -111,8 +111,8 @@ class InputContext:
         if self.prompt_tables is None:
             raise InputError(
                 f"{self.family.name} has no tasks of its own, and no tuned prompts are loaded; load the model with"
-                " prompt_table (--prompt-table).",
-                settings=("task",),
+                " prompt_table.",
+                settings=("task", "prompt_table"),
             )
         if (tuned := self.prompt_tables.find(task)) is None:
             said = f"there is no task {task!r}; there are {self.prompt_tables.known}, and -1: none."

@@ -35,6 +35,7 @@ def prompt_request(
             f"the prompt has {len(ids)} tokens with its images, {len(ids) - context.max_encoder_len} more than the"
             " engine was built for; shorten it",
             context.shorter_or_longer(len(ids)),
+            settings=("max_encoder_input_len", "truncate"),
         )
     return Request(context.start_of(fields), encoder_input_ids=tuple(ids), answer_form=form, **shared)
 

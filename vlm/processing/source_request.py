@@ -89,6 +89,7 @@ def _source_ids(fields: InputFields, context: InputContext) -> list[int]:
         raise LengthError(
             f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
             context.shorter_or_longer(len(ids)),
+            settings=("max_encoder_input_len", "truncate"),
         )
     return ids
 

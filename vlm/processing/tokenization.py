@@ -37,8 +37,9 @@ class Piece(NamedTuple):
 def no_tokenizer() -> InputError:
     """Returns what says that an engine without a tokenizer was given a text."""
     return InputError(
-        "this engine has no tokenizer; give token ids instead of text: --input-ids FILE (input_ids), or put the"
-        " tokenizer's files beside the model's config.json."
+        "this engine has no tokenizer; give token ids instead of text (input_ids), or put the tokenizer's files beside"
+        " the model's config.json.",
+        settings=("input_ids",),
     )
 
 

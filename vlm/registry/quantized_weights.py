@@ -57,7 +57,8 @@ def check_ignored(ignore: Iterable[str] | None, models: Mapping[str, str], confi
     if unknown := unmatched(sorted(own), modules):
         linears = [name for name, module in modules.items() if isinstance(module, Linear)]
         raise ConfigError(
-            f"--ignore names {listed(unknown)}, which no layer of the model matches; there are {listed(linears, 6)}."
+            f"ignore names {listed(unknown)}, which no layer of the model matches; there are {listed(linears, 6)}.",
+            settings=("ignore",),
         )
 
 

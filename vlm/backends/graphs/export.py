@@ -61,7 +61,10 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphFo
 def check_expressible(network: nn.Module) -> None:
     """Raises ConfigError for a network, which may be a skeleton, that graphs cannot express."""
     if why := _inexpressible(network):
-        raise ConfigError(f"this model {why}, which exported graphs cannot express; build it for --backend torch.")
+        raise ConfigError(
+            f"this model {why}, which exported graphs cannot express; build it for backend torch.",
+            settings=("backend",),
+        )
 
 
 def _inexpressible(network: nn.Module) -> str | None:

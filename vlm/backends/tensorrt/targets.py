@@ -90,7 +90,8 @@ def check_types(targets: tuple[str, ...], build: BuildConfig) -> None:
     if build.quantization == "fp8" and (older := _before(OLDEST_FP8, targets)):
         raise EngineError(
             f"{listed(older)} does not compute in fp8; build it with quantization int8 or w8a8, or for GPUs from"
-            f" sm{OLDEST_FP8} on: --target sm{OLDEST_FP8},sm120."
+            f" sm{OLDEST_FP8} on: target sm{OLDEST_FP8},sm120.",
+            settings=("quantization", "target"),
         )
 
 
