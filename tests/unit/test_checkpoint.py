@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +96,18 @@ def test_shards(tmp_path):
         _ = hf.tensors
     save_file({"b": torch.ones(1)}, hf.path / "2.safetensors")
     assert {name: tensor.item() for name, tensor in hf.tensors.items()} == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_whole_weights_are_read_before_shards_as_transformers_does(name, tmp_path):
+    """Shards stay behind where merged weights are saved into the folder of a model."""
+    suffix = Path(name).suffix
+    index = {"weight_map": {"a": f"shard{suffix}"}}
+    hf = folder(tmp_path / "m", {"config.json": CONFIG, f"{name}.index.json": index})
+    for value, file in enumerate((f"shard{suffix}", name)):
+        save = save_file if suffix == ".safetensors" else torch.save
+        save({"a": torch.full((1,), float(value))}, hf.path / file)
+    assert hf.tensors["a"].item() == 1
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../x"}}, []])

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 WHAT = "Hugging Face model folder"
 REPEATED = 4  # how often a file's bytes may be in its tensors: tied ones are
-WEIGHTS = (
-    "model.safetensors.index.json",
+WEIGHTS = (  # the first that is there, as in transformers
     "model.safetensors",
-    "pytorch_model.bin.index.json",
+    "model.safetensors.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
 PROCESSOR_FILES = (
     "*.TTF",  # the font of questions that are drawn on pictures
@@ -85,7 +85,7 @@ class HFFolder:
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Returns every tensor by name, mapped from disk: safetensors first, then pickles, whole or in shards."""
+        """Returns every tensor by name, mapped from disk: safetensors first, then pickles, whole before in shards."""
         for name in WEIGHTS:
             if (self.path / name).exists():
                 return self._indexed(name) if name.endswith(".index.json") else self._read([name])

@@ -39,8 +39,9 @@ def completed_base(source: Path, adapter: Path, out: Path) -> Path:
     tensors = read_beside(adapter)
     folders = [path for path in adapter.iterdir() if path.is_dir()]  # a visual tower may lie there
     for path in (*source.iterdir(), *folders):
-        if path.name not in (CONFIG, index) and not (out / path.name).exists():
-            (out / path.name).symlink_to(path.resolve())
+        name = _beside_index(path.name)
+        if path.name not in (CONFIG, index) and not (out / name).exists():
+            (out / name).symlink_to(path.resolve())
     added = _write(out / f"beside{Path(next(iter(places.values()))).suffix}", tensors)
     config = read_json(adapter / CONFIG, CheckpointError, WHAT)
     (out / CONFIG).write_text(json.dumps(config), encoding="utf-8")
@@ -54,8 +55,13 @@ def _index(source: Path) -> tuple[str, dict[str, str]]:
     tensors = HFFolder(source).tensors  # it is all there
     name = next(name for name in WEIGHTS if (source / name).exists())
     if not name.endswith(".index.json"):
-        return f"{name}.index.json", dict.fromkeys(tensors, name)
+        return f"{name}.index.json", dict.fromkeys(tensors, _beside_index(name))
     return name, read_json(source / name, CheckpointError, WHAT)["weight_map"]
+
+
+def _beside_index(name: str) -> str:
+    """Returns what a file is called that an index names, which weights of their usual name would be read before."""
+    return f"base-{name}" if name in WEIGHTS else name
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
