@@ -104,7 +104,10 @@ def rules(config: LlamaConfig) -> list[Any]:
         Rename(f"{layer}.input_layernorm.weight", "blocks.{}.attention_norm.weight"),
         Rename(f"{layer}.post_attention_layernorm.weight", "blocks.{}.ffn_norm.weight"),
         Rename("model.norm.weight", "final_norm.weight"),
-        Drop(f"{layer}.self_attn.rotary_emb.inv_freq", "follows from the configuration", optional=True),
+        *(
+            Drop(f"{module}.rotary_emb.inv_freq", "follows from the configuration", optional=True)
+            for module in (f"{layer}.self_attn", "model")
+        ),
     ]
     for kind in ("weight", "bias"):
         for rule, layers in ((Rename, names), (Fuse, fusions)):

@@ -50,7 +50,8 @@ def write(model, folder, tower: str):
         else:
             projector = {"linear_1": "mm_projector.0", "linear_2": "mm_projector.2"}.get(rest.partition(".")[0])
             named[f"model.{projector}.{rest.partition('.')[2]}" if projector else f"model.{rest}"] = tensor
-    frequencies = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(2)}
+    modules = ("model", *(f"model.layers.{i}.self_attn" for i in range(2)))
+    frequencies = {f"{module}.rotary_emb.inv_freq": torch.ones(4) for module in modules}
     named |= {"lm_head.weight": model.lm_head.weight.data} | frequencies
     if tower == "inside":
         named |= {f"model.vision_tower.vision_tower.{name}": tensor for name, tensor in tower_state.items()}

@@ -70,6 +70,8 @@ FOLDERS = {
                 r"Git LFS pointers.*\(model\.safetensors\).*git lfs pull"),
     "eetq": ({"config.json": LLAMA, "model.safetensors": W, "quantize_config.json": {"quant_method": "eetq"}},
              r"is quantized \(eetq\)"),
+    "quanto": ({"config.json": LLAMA, "model.safetensors": W, "quanto_qmap.json": {"lm_head": {"weights": "qint8"}}},
+               r"is quantized \(quanto\), which is not read"),
 }  # fmt: skip
 HQQ = {"quant_method": "hqq", "bits": 4}
 CONFIGS = {

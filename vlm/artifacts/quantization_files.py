@@ -11,6 +11,7 @@ from vlm.artifacts.model_files import ModelFiles
 READ = ("compressed-tensors", "awq", "gptq", "bitsandbytes", "modelopt")  # as their `quant_method` says
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "recipe.yaml")  # of ModelOpt, AutoGPTQ and
 # llm-compressor, whose steps that fold scales of layers' inputs into what comes before are
+QUANTO_FILE = "quanto_qmap.json"  # of optimum-quanto, whose settings say nothing in config.json
 FOLDING_STEPS = (b"AWQModifier", b"SmoothQuantModifier")
 RECIPE_BYTES = 1 << 20  # that are read of a recipe; one has a few hundred
 
@@ -25,6 +26,8 @@ def quantizations(model: ModelFiles) -> dict[str, Mapping[str, Any]]:
     if QUANTIZATION_FILES[1] in model.names:
         settings = model.read(QUANTIZATION_FILES[1])
         found.setdefault(str(settings.get("quant_method") or "gptq").lower(), settings)
+    if QUANTO_FILE in model.names:
+        found.setdefault("quanto", {})
     return found
 
 
