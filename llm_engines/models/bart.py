@@ -45,7 +45,7 @@ def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> Ba
     return dataclasses.replace(
         with_stored_positions(config, tensors),
         tied=config.tied and is_tied(f"{config.head_name}.weight", _embeddings(config), tensors),
-        logits_bias=bias is not None and bool(bias.count_nonzero()),
+        logits_bias=bias is not None and bool(bias.float().any()),
     )
 
 

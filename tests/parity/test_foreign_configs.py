@@ -116,6 +116,7 @@ LAYOUTS = {
     "as the base model, in shards": {"prefix": True, "shards": 3, "file": "pytorch_model.bin"},
     "copies, float64": {"tied": True, "dtype": torch.float64},
     "shards, bfloat16": {"shards": 2, "dtype": torch.bfloat16},
+    "float8": {"dtype": torch.float8_e4m3fn},
 }
 PREFIXES = {"t5": "", "mt5": "", "gpt2": "transformer.", "gpt_bigcode": "transformer."}
 

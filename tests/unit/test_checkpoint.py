@@ -110,6 +110,15 @@ def test_whole_weights_are_read_before_shards_as_transformers_does(name, tmp_pat
     assert hf.tensors["a"].item() == 1
 
 
+@pytest.mark.parametrize(("others", "found"), [
+    ((), torch.bfloat16), ((torch.bfloat16,), torch.bfloat16), ((torch.float32,), torch.float32),
+    ((torch.float16,), torch.float32),
+])  # fmt: skip
+def test_tensors_of_8_bits_are_of_a_type_that_networks_compute_in(others, found):
+    dtypes = (torch.float8_e4m3fn, torch.float8_e5m2, *others)
+    assert TensorSource.from_tensors({str(dtype): torch.ones(1).to(dtype) for dtype in dtypes}).dtype == found
+
+
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../x"}}, []])
 def test_a_damaged_index(tmp_path, index):
     hf = folder(tmp_path / "m", {"config.json": CONFIG, "model.safetensors.index.json": index})

@@ -153,8 +153,9 @@ class TensorSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The narrowest type that holds every floating tensor."""
-        floating = [dtype for dtype, _ in self.layout.values() if dtype.is_floating_point]
+        """The narrowest type that holds every floating tensor and is computed in."""
+        kept = [dtype for dtype, _ in self.layout.values() if dtype.is_floating_point]
+        floating = [dtype if dtype.itemsize > 1 else torch.bfloat16 for dtype in kept]  # torch promotes none of 8 bits
         result = floating[0] if floating else torch.float32
         for dtype in floating:
             result = torch.promote_types(result, dtype)
