@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vlm.errors import InputError, VlmError
 from vlm.quantize.calibration import forced
+from vlm_app.core.renamed import with_flags
 from vlm_app.quantize.config import MAX_NEW_TOKENS
 from vlm_app.quantize.inputs import input_of
 from vlm_app.quantize.samples import Sample
@@ -65,7 +66,7 @@ def decode(
     start = time.perf_counter()
     for index, result in pipeline.as_completed(inputs, on_error="yield", **sampling):
         if isinstance(result, VlmError):
-            errors[index] = f"{samples[index].place}: {str(result).rstrip('.')}"
+            errors[index] = f"{samples[index].place}: {with_flags(result).rstrip('.')}"
         else:
             outputs[index] = result
         show(len(outputs) + len(errors))
