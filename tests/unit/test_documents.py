@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
+from tests import media_kit as kit
 from vlm.errors import DocumentError, ImageError
 from vlm.processing.documents import (
     DocumentPage,
@@ -39,6 +41,29 @@ def test_pages_of_a_pdf(pdf):
     shades = [document.render(i, dpi=72).getpixel((60, 90)) for i in range(3)]
     assert [max(range(3), key=shade.__getitem__) for shade in shades] == [0, 1, 2]
     assert document.render(0, dpi=144).size == (240, 360)
+
+
+@pytest.mark.parametrize("value", ["drawn by its program", "typed"])
+@pytest.mark.parametrize("xfa", [b"", b"/XFA[(template)6 0 R]"], ids=["plain", "XFA"])
+def test_what_stands_in_form_fields_is_drawn(value, xfa, caplog):
+    typed = b"/V(MMMMMM)/DA(/Helv 40 Tf 0 g)" if value == "typed" else b"/AP<</N 6 0 R>>"
+    field = b"<</Type/Annot/Subtype/Widget/FT/Tx/T(a)/F 4/Rect[10 10 190 60]%s>>" % typed
+    form = b"<</Fields[5 0 R]/DR<</Font<</Helv<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>>>>>%s>>" % xfa
+    page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 200]/Contents 4 0 R/Annots[5 0 R]>>"
+    content = kit.pdf(
+        [
+            b"<</Type/Catalog/Pages 2 0 R/AcroForm%s>>" % form,
+            b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+            page,
+            kit.stream(b""),
+            field,
+            kit.stream(b"0 0 90 50 re f", b"/Type/XObject/Subtype/Form/BBox[0 0 180 50]"),
+        ]
+    )
+    levels = np.asarray(content_document(content, "form.pdf").render(0, dpi=72).convert("L"))
+    assert levels[140:190, 10:190].min() < 64, "in the field"
+    assert levels[:130].min() == 255, "outside of it"
+    assert not caplog.records
 
 
 def test_an_image_is_a_document_of_one_page_and_a_tiff_of_its_frames(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 from contextlib import closing
@@ -50,6 +51,7 @@ class PdfDocument:
         with PDFIUM:
             try:
                 self._pdf = pypdfium2.PdfDocument(source)
+                _prepare_forms(self._pdf)
                 self.num_pages = len(self._pdf)
             except pypdfium2.PdfiumError as error:
                 raise _why_not(source, self.name, str(error)) from None
@@ -89,6 +91,12 @@ class PdfDocument:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
         except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
             raise DocumentError(f"{name} cannot be rendered: {str(error).rstrip('.')}.") from None
+
+
+def _prepare_forms(pdf: Any) -> None:
+    """Lets what was filled into form fields be drawn, which to PDFium is no part of a page; before one is opened."""
+    logging.getLogger("pypdfium2").setLevel(logging.ERROR)  # it warns of XFA, whose fields are drawn all the same
+    pdf.init_forms()
 
 
 def _picture(pdf_page: Any, name: str, *, dpi: int, max_pixels: int, detail: Detail | None) -> Image.Image:
