@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
 from vlm.processing.pdf_document import PdfDocument
+from vlm.processing.pdf_streams import COMPARED, PIECE, AlteredImages, streams
 from vlm.processing.sized_images import OVERSAMPLING
 from vlm_app.demo.documents import UploadedPage
 
@@ -198,7 +200,7 @@ def test_a_scanned_page_is_decoded_in_place_of_drawn(tmp_path, monkeypatch):
     assert scales == []
 
 
-@pytest.mark.parametrize("kind", ["more text", "dark", "smaller", "cmyk"])
+@pytest.mark.parametrize("kind", ["more text", "smaller", "cmyk"])
 def test_what_is_more_than_a_scan_is_drawn(tmp_path, monkeypatch, kind):
     processor, scales = ImageProcessor(NOUGAT_IMAGES, {"size": {"height": 448, "width": 336}}), counted(monkeypatch)
     path = scan(tmp_path)
@@ -206,9 +208,72 @@ def test_what_is_more_than_a_scan_is_drawn(tmp_path, monkeypatch, kind):
         path = rewritten(path, add_text(mode=0))
     elif kind == "smaller":
         path = rewritten(path, lambda document, page: page.set_mediabox(-100, 0, 612, 792))
-    elif kind == "dark":
-        Image.new("RGB", (1700, 2200), (40, 40, 40)).save(path, resolution=200)
     else:
         Image.new("CMYK", (1700, 2200), (0, 0, 0, 20)).save(path, resolution=200)
     picture = open_document(path).render(0, detail=processor)
     assert scales and picture.width < 1100
+
+
+def jpeg_page(entries: bytes, mark: bytes) -> bytes:
+    """Returns a PDF of a page that a JPEG with these entries and this mark fills. Object 6 is a mask, 7 a layer."""
+    data = io.BytesIO()
+    Image.linear_gradient("L").resize((400, 400)).convert("RGB").save(data, "JPEG")
+    kind = b"/Type/XObject/Subtype/Image/BitsPerComponent 8"
+    image = kind + b"/Width 400/Height 400/ColorSpace/DeviceRGB/Filter/DCTDecode" + entries
+    more = (
+        kit.stream(data.getvalue(), image),
+        kit.stream(b"\0\xff", kind + b"/Width 2/Height 1/ColorSpace/DeviceGray"),
+        b"<</Type/OCG/Name(a)>>",
+    )
+    resources = b"/XObject<</I 5 0 R>>/Properties<</L 7 0 R>>"
+    return kit.one_page(mark + b"BDC q 200 0 0 200 0 0 cm /I Do Q EMC", resources, more=more)
+
+
+@pytest.mark.parametrize(
+    "entries, mark, is_drawn",
+    [
+        (b"", b"/Artifact<<>>", False),
+        (b"/Decode [ 0 1 0 1 0 1 ]/ImageMask false", b"/OCR<<>>", False),
+        (b"/Decode[1 0 1 0 1 0]", b"/P<<>>", True),
+        (b"/SMask 6 0 R", b"/P<<>>", True),
+        (b"/Mask[0 90 0 90 0 90]", b"/P<<>>", True),
+        (b"/OC 7 0 R", b"/P<<>>", True),
+        (b"", b"/OC/L ", True),
+    ],
+    ids=["as it is", "its own levels", "levels", "mask", "colours of a mask", "layer of it", "layer around it"],
+)
+def test_a_jpeg_with_a_mask_other_levels_or_a_layer_is_drawn(monkeypatch, entries, mark, is_drawn):
+    processor, scales = ImageProcessor(CLIP, {"size": {"height": 48, "width": 48}}), counted(monkeypatch)
+    document = PdfDocument(jpeg_page(entries, mark), "x.pdf")
+    picture = document.render(0, detail=processor)
+    assert bool(scales) == is_drawn
+    whole = document.render(0).resize(picture.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(whole, dtype=int) - np.asarray(picture)).mean() < 4
+
+
+def test_an_altered_image_is_known_by_how_it_begins():
+    altered, plain = bytes([1]) * COMPARED, bytes([2]) * COMPARED
+    content = kit.pdf([kit.stream(altered + b"..", b"/Filter/DCTDecode/SMask 2 0 R"), kit.stream(plain)])
+    for is_encrypted in (False, True):
+        images = AlteredImages(content, is_encrypted=is_encrypted)
+        assert images.may_hold(altered + b"..") and images.may_hold(b"short")
+        assert images.may_hold(plain) == is_encrypted
+        none = AlteredImages(kit.pdf([kit.stream(plain, b"/Filter/DCTDecode")]), is_encrypted=is_encrypted)
+        assert not none.may_hold(plain) and not none.may_hold(b"short")
+
+
+@pytest.mark.parametrize(
+    "length", [b"%d", b"9 0 R", b"7", b"99999", b""], ids=["its own", "elsewhere", "short", "long", "none"]
+)
+@pytest.mark.parametrize("size", [10, 3 * PIECE])
+def test_the_streams_of_a_file(length, size):
+    """Whatever their contents look like, where these are passed over."""
+    inside = b"<</A 1>>stream\n"
+    content = inside + b"x" * size
+    first = length % len(content) if b"%" in length else length
+    objects = [b"<</A 2/Length %s>>stream\r\n%s\nendstream" % (first, content), b"<</B 1>>", kit.stream(b"", b"/C 3")]
+    data = kit.pdf(objects)
+    found = [(dictionary, data[at : at + 4]) for dictionary, at in streams(io.BytesIO(data))]
+    assert b"/A 2" in found[0][0] and found[0][1] == content[:4]
+    assert b"/C 3" in found[-1][0] and b"/B" not in found[-1][0] and found[-1][1] == b"\nend"
+    assert len(found) == (2 if length == b"%d" else 3)

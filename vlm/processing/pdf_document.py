@@ -17,6 +17,7 @@ from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError
 from vlm.limits import MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
 from vlm.processing.images import Detail
+from vlm.processing.pdf_streams import AlteredImages
 from vlm.processing.scanned_page import ScannedPage
 from vlm.processing.sized_images import sized
 
@@ -52,6 +53,8 @@ class PdfDocument:
             try:
                 self._pdf = pypdfium2.PdfDocument(source)
                 _prepare_forms(self._pdf)
+                is_encrypted = pypdfium2.raw.FPDF_GetSecurityHandlerRevision(self._pdf) >= 0
+                self._altered = AlteredImages(source, is_encrypted=is_encrypted)
                 self.num_pages = len(self._pdf)
             except pypdfium2.PdfiumError as error:
                 raise _why_not(source, self.name, str(error)) from None
@@ -86,10 +89,12 @@ class PdfDocument:
         name = f"{self.name} page {page + 1}"
         try:
             with PDFIUM, closing(self._pdf[page]) as pdf_page:
-                return _picture(pdf_page, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS), detail=detail)
+                scale = _scale(pdf_page, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS))
+                scan = None if detail is None else ScannedPage.of(pdf_page, self._altered)
+                return _picture(pdf_page, scan, scale=scale, detail=detail)
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
-        except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
+        except (pypdfium2.PdfiumError, OSError, ValueError, OverflowError) as error:
             raise DocumentError(f"{name} cannot be rendered: {str(error).rstrip('.')}.") from None
 
 
@@ -99,11 +104,9 @@ def _prepare_forms(pdf: Any) -> None:
     pdf.init_forms()
 
 
-def _picture(pdf_page: Any, name: str, *, dpi: int, max_pixels: int, detail: Detail | None) -> Image.Image:
-    """Returns a page as `PdfDocument.render` does."""
+def _picture(pdf_page: Any, scan: ScannedPage | None, *, scale: float, detail: Detail | None) -> Image.Image:
+    """Returns a page at so many pixels a point, or what `detail` needs of them: out of its `scan` where it is one."""
     width, height = pdf_page.get_size()
-    scale = _scale(width, height, name, dpi=dpi, max_pixels=max_pixels)
-    scan = None if detail is None else ScannedPage.of(pdf_page)
 
     def draw(part: float) -> Image.Image:
         if scan and part < 1 and (picture := scan.picture(width * scale * part, height * scale * part)):
@@ -140,8 +143,9 @@ def _ends_of(path: Path, size: int = 2**24) -> bytes:
         return start + file.read(size)
 
 
-def _scale(width: float, height: float, name: str, *, dpi: int, max_pixels: int) -> float:
+def _scale(pdf_page: Any, name: str, *, dpi: int, max_pixels: int) -> float:
     """Returns the pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
+    width, height = pdf_page.get_size()
     if not (1 <= width < math.inf and 1 <= height < math.inf):  # false for NaN too
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
     within = math.sqrt(max_pixels / width / height) * 0.99

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image, ImageStat
+from PIL import Image
 
 from vlm.errors import ImageError
 from vlm.processing.images import as_rgb, check_size, damage, open_image
-from vlm.registry.image_shapes import sampled
+from vlm.processing.pdf_streams import AlteredImages
 
 MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
 SLACK = 0.01  # of a side, by which the image may miss the page's box
-DARKEST = 96  # on average, from 0 to 255: the levels of a darker picture may be meant the other way round
+LAYER = "OC\0".encode("utf-16-le")  # the mark of what belongs to one
 TURNS = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
 
 
@@ -26,8 +27,9 @@ class ScannedPage:
     rotation: int  # degrees, clockwise
 
     @classmethod
-    def of(cls, page: Any) -> ScannedPage | None:
-        """Returns what a page of pypdfium2 shows where that is one upright JPEG; None where it is anything more."""
+    def of(cls, page: Any, altered: AlteredImages) -> ScannedPage | None:
+        """Returns what a page of pypdfium2 shows where that is one upright JPEG; None where it is anything more.
+        `altered`: the document's images that are drawn in another way than they are stored."""
         from pypdfium2 import raw
 
         if raw.FPDFPage_GetAnnotCount(page) or not 0 < raw.FPDFPage_CountObjects(page) <= MOST_OBJECTS:
@@ -35,7 +37,8 @@ class ScannedPage:
         visible = [item for item in page.get_objects(max_depth=1) if not _is_invisible(item)]
         if len(visible) != 1 or not _is_plain_jpeg(visible[0]) or not _fills(visible[0], page):
             return None
-        return cls(bytes(visible[0].get_data()), page.get_rotation())
+        content = bytes(visible[0].get_data())
+        return None if altered.may_hold(content) else cls(content, page.get_rotation())
 
     def picture(self, width: float, height: float) -> Image.Image | None:
         """Returns it in RGB: whole, or a half, a quarter or an eighth that is no smaller than so many pixels. None
@@ -52,8 +55,6 @@ class ScannedPage:
                     picture = as_rgb(image)
         except ImageError:
             return None
-        if sum(ImageStat.Stat(sampled(picture, 8)).mean) < 3 * DARKEST:
-            return None
         return picture.transpose(TURNS[self.rotation]) if self.rotation else picture
 
 
@@ -65,7 +66,7 @@ def _is_invisible(item: Any) -> bool:
 
 
 def _is_plain_jpeg(item: Any) -> bool:
-    """Says whether an object is a JPEG without a mask, a clip or colours of its own kind."""
+    """Says whether an object is a JPEG without a clip, a layer or colours of its own kind."""
     from pypdfium2 import raw
 
     if item.type != raw.FPDF_PAGEOBJ_IMAGE or list(item.get_filters()) != ["DCTDecode"]:
@@ -75,7 +76,22 @@ def _is_plain_jpeg(item: Any) -> bool:
         raw.FPDF_COLORSPACE_CALRGB, raw.FPDF_COLORSPACE_ICCBASED,
     }  # fmt: skip
     is_clipped = raw.FPDFClipPath_CountPaths(raw.FPDFPageObj_GetClipPath(item)) > 0
-    return not is_clipped and not raw.FPDFPageObj_HasTransparency(item) and item.get_metadata().colorspace in plain
+    if is_clipped or _is_in_layer(item) or raw.FPDFPageObj_HasTransparency(item):
+        return False
+    return item.get_metadata().colorspace in plain
+
+
+def _is_in_layer(item: Any) -> bool:
+    """Says whether an object is optional content, which may be hidden."""
+    from pypdfium2 import raw
+
+    name, size = (ctypes.c_ushort * 3)(), ctypes.c_ulong()
+    for number in range(raw.FPDFPageObj_CountMarks(item)):
+        mark = raw.FPDFPageObj_GetMark(item, number)
+        raw.FPDFPageObjMark_GetName(mark, name, ctypes.sizeof(name), size)  # UTF-16; a longer one is not written
+        if size.value == ctypes.sizeof(name) and bytes(name) == LAYER:
+            return True
+    return False
 
 
 def _fills(item: Any, page: Any) -> bool:
