@@ -209,6 +209,13 @@ def test_a_tiff_of_several_frames_has_pages(tmp_path):
     assert [page.picture().getpixel((0, 0)) for page in pages] == [(255, 0, 0), (0, 0, 255)]
 
 
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF"])
+def test_an_image_that_is_named_as_a_pdf_is_one(tmp_path, format):
+    Image.new("RGB", (9, 7), "red").save(tmp_path / "scan.pdf", format=format)
+    assert open_document(tmp_path / "scan.pdf").render(0).size == (9, 7)
+    assert document_pages(str(tmp_path / "scan.pdf"))[0].picture().size == (9, 7)
+
+
 def test_is_document_goes_by_the_suffix():
     assert (
         is_document("a.PDF")

@@ -15,7 +15,7 @@ from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, listed
 from vlm.limits import MAX_FRAMES, MAX_PIXELS
 from vlm.processing.image_tags import check_tags, seek_frame
-from vlm.processing.images import Detail, damage, decoded, open_image
+from vlm.processing.images import Detail, begins_like_an_image, damage, decoded, open_image
 from vlm.processing.page_range import parse_pages
 from vlm.processing.pdf_document import DPI, PdfDocument
 from vlm.processing.sized_images import load_sized
@@ -52,7 +52,9 @@ def open_document(path: str | Path) -> Document:
 
 def _is_pdf(path: Path) -> bool:
     with open_regular(path) as file:
-        return b"%PDF-" in file.read(1024) or path.suffix.lower() == PDF_SUFFIX
+        if b"%PDF-" in file.read(1024):
+            return True
+        return path.suffix.lower() == PDF_SUFFIX and not begins_like_an_image(file)
 
 
 class Document(Protocol):

@@ -150,13 +150,14 @@ def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
         if size > MAX_IMAGE_BYTES:
             limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
             raise ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large") from None
-        if _begins_like_an_image(file):
+        if begins_like_an_image(file):
             raise ImageError(f"{name} is a damaged or truncated image; repair it or save it anew.") from None
         raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
 
 
-def _begins_like_an_image(file: BinaryIO) -> bool:
+def begins_like_an_image(file: BinaryIO) -> bool:
     """Says whether one of our readers takes a file for its own by its first bytes."""
+    Image.init()
     file.seek(0)
     beginning = file.read(16)
     accepts = [Image.OPEN[name][1] for name in FORMATS if name in Image.OPEN]

@@ -131,7 +131,7 @@ def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
         return DocumentError(f"{name} is encrypted; remove its password first.", "encrypted")
     if re.search(rb"/Count\s+0\b", content):
         return DocumentError(f"{name} is a PDF without pages.", "empty")
-    detail = "" if "assword" in reason else f" ({reason})"
+    detail = "" if "assword" in reason else f" ({reason.rstrip('.')})"
     return DocumentError(f"{name} is no readable PDF{detail}; repair it or print it to a new one.")
 
 
