@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
 from transformers import AutoImageProcessor, NougatImageProcessor
 
 from visual_engines.families.image_processors import BLIP, CLIP, SIGLIP, VIT, preferring
@@ -53,6 +54,16 @@ def test_modes(tmp_path, mode):
     assert found.mode == "RGB" and found.size == (40, 20)
     if mode not in ("1", "L", "LA"):
         assert close(found.crop((5, 5, 30, 15)), np.full((10, 25, 3), (200, 30, 90)), 3)
+
+
+@pytest.mark.parametrize("bits", [np.uint8, np.uint16])
+def test_a_tiff_whose_lowest_value_is_white(tmp_path, bits):
+    """What scanners of film write, with the tag that says so."""
+    levels = Image.fromarray(np.array([[0, np.iinfo(bits).max]], dtype=bits))
+    path = saved(tmp_path, levels, "x.tif")
+    tag = struct.pack("<HHI", PHOTOMETRIC_INTERPRETATION, 3, 1)  # a number of 16 bits, in four bytes
+    path.write_bytes(path.read_bytes().replace(tag + b"\1", tag + b"\0"))
+    assert [load_image(path).getpixel((x, 0)) for x in range(2)] == [(255,) * 3, (0,) * 3]
 
 
 @pytest.mark.parametrize("bits", [np.uint16, np.int32])

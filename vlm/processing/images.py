@@ -14,6 +14,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import ImageError
@@ -223,9 +224,12 @@ def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Returns what turns a strip into 8 bits: Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
     most = max(_numbers(image.crop(box)).max() for box in _strips(image))
     full = 65535.0 if image.mode.startswith("I") and most > 255 else 1.0 if most <= 1 else 255.0
+    # a TIFF whose lowest value is white: of 8 bits Pillow turns it round
+    is_negative = isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
 
     def convert(strip: Image.Image) -> Image.Image:
         values = (_numbers(strip) * (255.0 / full)).clip(0, 255).round()
+        values = 255.0 - values if is_negative else values
         return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
     return convert
