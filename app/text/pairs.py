@@ -29,11 +29,12 @@ class Pair:
 def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[str]]:
     """Returns the pairs, at most `limit`, and what is wrong with other lines up to there. InputError when there is
     none."""
-    if path.suffix not in (".tsv", ".jsonl"):
+    suffix = path.suffix.lower()
+    if suffix not in (".tsv", ".jsonl"):
         raise InputError(f"{path} must be a .tsv (text, tab, reference) or .jsonl file.")
     try:
         with open_regular(path) as file:
-            pairs, errors = _sorted(lines(str(path), file), path.suffix, limit)
+            pairs, errors = _sorted(lines(str(path), file), suffix, limit)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a .tsv or .jsonl file of pairs.") from None
     if not pairs:

@@ -106,9 +106,9 @@ def from_file(
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     with file:
-        if path.suffix == ".jsonl":
+        if (suffix := path.suffix.lower()) == ".jsonl":
             yield from map(of_json, lines(str(path), file))
-        elif path.suffix == ".tsv":
+        elif suffix == ".tsv":
             yield from map(of_columns, lines(str(path), file))
         elif whole:
             yield _whole(str(path), file)

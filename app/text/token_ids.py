@@ -32,11 +32,12 @@ REBUILDING = {("_reconstruct", "numpy.core.multiarray"), ("_reconstruct", "numpy
 
 def read_token_ids(file: Path) -> list[Item]:
     """Reads a file's rows as items with `input_ids`; an empty row is an empty item. InputError names a wrong row."""
-    if file.suffix not in SUFFIXES or not file.is_file():
+    suffix = file.suffix.lower()
+    if suffix not in SUFFIXES or not file.is_file():
         what = "does not exist" if not file.exists() else "is a folder" if file.is_dir() else "is of another kind"
         raise InputError(f"--input-ids {file} {what}; give a .csv, .npy or .jsonl file of token ids.")
     try:
-        rows = list({".csv": _csv, ".npy": _npy, ".jsonl": _jsonl}[file.suffix](file))
+        rows = list({".csv": _csv, ".npy": _npy, ".jsonl": _jsonl}[suffix](file))
     except OSError as error:
         raise InputError(f"--input-ids {file} cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error):
@@ -49,7 +50,7 @@ def read_token_ids(file: Path) -> list[Item]:
 def without_padding(items: Iterable[Item], pad: int) -> Iterator[Item]:
     """Takes the model's own padding from both ends of the rows of an array."""
     for item in items:
-        if "input_ids" not in item.fields or not item.source.endswith(".npy"):
+        if "input_ids" not in item.fields or not item.source.lower().endswith(".npy"):
             yield item
             continue
         rest = {name: value for name, value in item.fields.items() if name != "input_ids"}

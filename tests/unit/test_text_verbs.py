@@ -23,6 +23,7 @@ from vlm_app.text.job import TextJob, in_order
 from vlm_app.text.pairs import read_pairs
 from vlm_app.text.sources import Item, from_arguments, from_file, one_text
 from vlm_app.text.tasks import answer, check_source, summary, translation
+from vlm_app.text.token_ids import read_token_ids
 
 
 class FakePipeline:
@@ -89,6 +90,16 @@ def test_texts_of_columns_stand_ahead_of_their_references(tmp_path):
     texts = [(item.line, item.text) for item in from_file(file) if not item.error]
     assert texts == [(1, "the house"), (2, ""), (3, "a dog"), (5, "two")]
     assert [item.line for item in from_file(file) if item.error] == [4]
+
+
+def test_endings_of_names_may_be_in_capitals(tmp_path):
+    contents = {"A.JSONL": '{"text": "a", "reference": "b"}', "A.TSV": "a\tb"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+        assert [item.text for item in from_file(tmp_path / name)] == ["a"]
+        assert [pair.reference for pair in read_pairs(tmp_path / name)[0]] == ["b"]
+    (tmp_path / "IDS.CSV").write_text("5,6\n")
+    assert [item.fields["input_ids"] for item in read_token_ids(tmp_path / "IDS.CSV")] == [[5, 6]]
 
 
 def test_a_whole_file_and_jsonl(tmp_path):
