@@ -41,7 +41,9 @@ def _group(config: type[SubjectConfig]) -> Group:
         if "model" in values and (is_random or "arch" in values):
             raise InputError("--model has weights of its own; leave --arch and --random-weights out, or --model.")
         if is_random != ("arch" in values):
-            raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
+            raise InputError(
+                "--random-weights and --arch go together: --arch NAME --random-weights; vlm models lists the shapes."
+            )
         return config(**values)
 
     return Group.from_fields(None, make, config, RandomWeights)

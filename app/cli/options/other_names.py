@@ -34,7 +34,11 @@ def _is_called(*flags: str) -> tuple[str, ...]:
     return tuple(f"{flag} is what it is called here" for flag in flags)
 
 
-OF_LENGTHS = (*_is_called("--max-new-tokens", "--new-tokens"), OF_REQUESTS)
+OF_LENGTHS = (
+    *_is_called("--max-new-tokens", "--new-tokens", "--tokens", "--output-len"),
+    "--input-output-len says it, behind the tokens that go in",
+    OF_REQUESTS,
+)
 # options that take a model
 OF_MODELS = frozenset(
     {
