@@ -90,3 +90,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'vlm' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Returns all names, those that are not imported yet among them: help() and completion ask for it."""
+    return sorted({*globals(), *__all__})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 from contextlib import closing
 from pathlib import Path
@@ -36,6 +38,12 @@ def test_type_checkers_see_what_callers_get():
 @pytest.mark.parametrize(("name", "module"), vlm._LAZY.items())
 def test_names_are_loaded_when_they_are_used(name, module):
     assert getattr(vlm, name) is getattr(importlib.import_module(module), name)
+
+
+def test_names_are_listed_before_they_are_used():
+    """`help(vlm)` and completion list them."""
+    code = "import sys, vlm; assert {*vlm.__all__} <= {*dir(vlm)} and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_error_is_public():
