@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from PIL import ImageFont, features
 
@@ -38,15 +39,24 @@ LARGE = 256  # pixels at which hints no longer move anything
 HAS_SHAPING = features.check("raqm")
 
 
-def installed(folder: Path = DEFAULT_FOLDER) -> dict[str, dict[str, str]]:
-    """Family -> {"regular" | "bold" | "italic": file}, of those with all three faces below `folder`."""
+class Faces(dict[str, dict[str, str]]):
+    """Family -> {"regular" | "bold" | "italic": file}. Ends the program with a sentence for a family that it lacks."""
+
+    def __missing__(self, family: str) -> NoReturn:
+        raise SystemExit(
+            f"{family} was not found with its three faces; apt-get install {FAMILIES[family][2]}, or give --fonts FOLDER."
+        )
+
+
+def installed(folder: Path = DEFAULT_FOLDER) -> Faces:
+    """Returns the families with all three faces below `folder`."""
     files = {p.stem: str(p) for p in sorted(folder.rglob("*")) if p.suffix in (".ttf", ".otf")}
     faces = ("regular", "bold", "italic")
-    return {
-        family: {face: files[stem] for face, stem in zip(faces, stems, strict=True)}
+    return Faces(
+        (family, {face: files[stem] for face, stem in zip(faces, stems, strict=True)})
         for family, (stems, *_) in FAMILIES.items()
         if all(stem in files for stem in stems)
-    }
+    )
 
 
 def whole_pixels(size: float) -> float:
