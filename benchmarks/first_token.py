@@ -44,7 +44,7 @@ from vlm.executor.executor import Executor
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.paged.runner import PagedRunner
 from vlm.executor.state.batch_state import BatchState
-from vlm.processing.request_builder import RequestBuilder
+from vlm.processing.inputs.request_builder import RequestBuilder
 from vlm.requests import image
 
 STAGES = (

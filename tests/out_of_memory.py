@@ -12,7 +12,7 @@ import vlm
 from tests.server_kit import is_empty
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import OutOfMemoryError
-from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.media.pool import MediaConfig, MediaPool
 
 SMALL = {"text": "translate English to German: The old ship is small."}
 LARGE = {"encoder_input_ids": [5 + i % 100 for i in range(4090)]}

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from vlm.errors import ImageError
-from vlm.processing.worker_process import Budget
+from vlm.processing.workers.process import Budget
 
 ENDLESS = Budget(1e6, 256)
 
@@ -89,7 +89,7 @@ def preparers() -> list[int]:
 def warmed_up() -> tuple[list[str], int, int]:
     """Returns which packages are imported that only some image processors need, how many processors this process or the
     one that it was forked from has run, and how often that had been done already."""
-    from vlm.processing import media_reading
+    from vlm.processing.media import reading as media_reading
 
     packages = [name for name in ("transformers", "torchvision", "huggingface_hub") if name in sys.modules]
     runs = media_reading._warm_up.cache_info()

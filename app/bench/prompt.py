@@ -28,7 +28,7 @@ from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
 if TYPE_CHECKING:
     from vlm.api.outputs import Output
     from vlm.api.pipeline import Pipeline
-    from vlm.processing.image_processor import ImageProcessor
+    from vlm.processing.media.image_processor import ImageProcessor
 
 CHECKED = 32  # tokens a prompt that are compared
 Measurement = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts

@@ -8,7 +8,7 @@ from vlm.build.kinds import family_of, kind_of
 from vlm.build.locate import packaged_models
 from vlm.errors import VlmError
 from vlm.packaged import user_path
-from vlm.processing.fork_server import Preparation, start_fork_server
+from vlm.processing.workers.fork_server import Preparation, start_fork_server
 
 
 def start_early(models: Iterable[str], preload: str) -> None:
@@ -35,8 +35,8 @@ def _preparations(model: str) -> list[Preparation] | None:
         return None
     if not family.image_processors:
         return []
-    from vlm.processing.image_processor import ProcessorSource
-    from vlm.processing.media_reading import WarmUp
+    from vlm.processing.media.image_processor import ProcessorSource
+    from vlm.processing.media.reading import WarmUp
 
     folder = path if kind == "hf" else path / "processor"
     # made for images of any size

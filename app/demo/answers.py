@@ -16,7 +16,7 @@ from vlm.errors import VlmError, counted
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
-    from vlm.processing.media_reading import ImageFile
+    from vlm.processing.media.reading import ImageFile
 
 Handler = Callable[..., AsyncGenerator[Any, None]]
 log = logging.getLogger("vlm.demo")

@@ -12,7 +12,7 @@ from gradio.processing_utils import save_pil_to_cache
 
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
-from vlm.processing.conversation import Conversation, ImagePart, Message
+from vlm.processing.chat.conversation import Conversation, ImagePart, Message
 from vlm_app.core.overlay import regions_of
 from vlm_app.demo import examples, told
 from vlm_app.demo.answers import answers, show_errors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vlm.options import check_limits, option
-from vlm.processing.media_pool import MediaConfig
-from vlm.processing.worker_process import Budget
+from vlm.processing.media.pool import MediaConfig
+from vlm.processing.workers.process import Budget
 from vlm.ranges import at_least, positive
 from vlm_app.core.listening import PORTS, check_names, listener
 

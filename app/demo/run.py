@@ -18,7 +18,7 @@ from gradio import networking
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.api.pipeline import Pipeline
 from vlm.errors import EngineError, InputError
-from vlm.processing.media_pool import MediaPool
+from vlm.processing.media.pool import MediaPool
 from vlm_app.core.listening import address, listener, reserve_files
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig

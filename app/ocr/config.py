@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vlm.errors import InputError
 from vlm.options import check_limits, option, same_option
-from vlm.processing.media_pool import MediaConfig
+from vlm.processing.media.pool import MediaConfig
 from vlm.ranges import Range, at_least
 from vlm.requests.sampling_params import SamplingParams
 

@@ -92,7 +92,7 @@ def _texts(items: Iterable[Item]) -> Iterator[Sample | str]:
 
 def _missing(item: Item) -> str | None:
     """Returns what is wrong with the first of its images' files that cannot be opened."""
-    from vlm.processing.images import check_opens
+    from vlm.processing.media.images import check_opens
 
     try:
         for image in item.fields.get("images", ()):
@@ -125,7 +125,7 @@ def _line(item: Item) -> Item:
 
 def _pages(sources: Iterable[Any]) -> Iterator[Sample | str]:
     """Yields pages, and for a document that cannot be opened why."""
-    from vlm.processing.documents import document_pages
+    from vlm.processing.media.documents import document_pages
 
     for source in sources:
         try:

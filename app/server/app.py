@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from vlm import __version__
 from vlm.api.pipeline import Pipeline
-from vlm.processing.media_pool import MediaPool
+from vlm.processing.media.pool import MediaPool
 from vlm_app.server.core import errors
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.core.metrics import Metrics

@@ -11,7 +11,7 @@ from vlm_app.text.json_lines import line_object
 from vlm_app.text.sources import Item, beside, beside_words, checked
 
 if TYPE_CHECKING:
-    from vlm.processing.conversation import Conversation
+    from vlm.processing.chat.conversation import Conversation
 
 WORDS = ("prompt", "text", "messages")
 IMAGES = ("images", "image")
@@ -61,7 +61,7 @@ def _text(fields: dict[str, Any]) -> str:
 
 def _conversation(messages: Any) -> Conversation:
     """Reads messages; how much of them a model takes is told when it is asked."""
-    from vlm.processing.conversation import Conversation
+    from vlm.processing.chat.conversation import Conversation
 
     conversation = Conversation.from_messages(_list(messages, "messages"))
     _images(conversation.images)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
-from vlm.processing.tokenization import no_tokenizer
+from vlm.processing.text.tokenization import no_tokenizer
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

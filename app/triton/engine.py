@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
-from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.media.pool import MediaConfig, MediaPool
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merge_bursts

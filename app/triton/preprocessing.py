@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vlm.config import VisionConfig
-from vlm.processing.media_pool import MediaPool
-from vlm.processing.media_reading import WarmUp, pixels
+from vlm.processing.media.pool import MediaPool
+from vlm.processing.media.reading import WarmUp, pixels
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.config import ServerConfig

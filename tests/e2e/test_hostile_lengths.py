@@ -19,7 +19,7 @@ import pytest
 from tests.server_kit import EXAMPLES, alone, asked, command, load, serving, until
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import LimitError
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 from vlm_app.server.http import json_bodies
 from vlm_app.server.kserve import api as kserve
 from vlm_app.server.openai import api as openai

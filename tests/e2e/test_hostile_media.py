@@ -183,8 +183,8 @@ def test_in_the_demo_a_preview_of_a_bomb_is_given_up(tmp_path):
     import asyncio
     from types import SimpleNamespace
 
-    from vlm.processing.media_pool import MediaConfig, MediaPool
-    from vlm.processing.worker_process import Budget
+    from vlm.processing.media.pool import MediaConfig, MediaPool
+    from vlm.processing.workers.process import Budget
     from vlm_app.demo.answers import show_errors
     from vlm_app.demo.read import ReadTab
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cli_kit import call
 from tests.prompted_kit import saved
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 

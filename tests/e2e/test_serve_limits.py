@@ -21,9 +21,9 @@ from tests.cli_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
 from visual_engines.families.image_processors import CLIP
 from vlm.errors import ImageError, InputError
-from vlm.processing.image_processor import ProcessorSource
-from vlm.processing.media_pool import MediaConfig, MediaPool
-from vlm.processing.media_reading import pixels
+from vlm.processing.media.image_processor import ProcessorSource
+from vlm.processing.media.pool import MediaConfig, MediaPool
+from vlm.processing.media.reading import pixels
 from vlm_app.cli.serve import _named
 from vlm_app.server.core.config import ServerConfig
 

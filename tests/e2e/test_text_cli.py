@@ -14,7 +14,7 @@ import vlm
 from tests import tiny
 from tests.cli_kit import call, one_sentence
 from vlm.build.locate import packaged_models
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 

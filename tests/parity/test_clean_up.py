@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, ByT5Tokenizer, M2M100Tokenizer, MarianTo
 from llm_engines.families import m2m100, marian, t5
 from tests import translation_kit as kit
 from vlm.convert.tokenizer_files import make_tokenizer
-from vlm.processing.clean_up import FOR_BPE, clean_up, settled
-from vlm.processing.text_stream import TextStream
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.clean_up import FOR_BPE, clean_up, settled
+from vlm.processing.text.stream import TextStream
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.catalogs import families
 
 SIGNS = [*"abdmnrstvel.,?!'", "▁"]

@@ -17,7 +17,7 @@ from tests.parity.cases import parity
 from visual_engines.families.donut_json import MAX_DEPTH, read_fields
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 from vlm.registry.catalogs import family
 
 NEW = 20

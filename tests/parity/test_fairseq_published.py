@@ -21,8 +21,8 @@ from tests.nemo_kit import sentencepiece_file
 from vlm.artifacts import archives
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, VlmWarning
-from vlm.processing.text_stream import TextStream
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.stream import TextStream
+from vlm.processing.text.tokenization import Tokenizer
 
 sacremoses = pytest.importorskip("sacremoses", reason="FairSeq's published models take texts that Moses has split")
 IDS = {entry: i for i, entry in reversed(list(enumerate([*SPECIAL, *ENTRIES])))}

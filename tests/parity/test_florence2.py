@@ -20,9 +20,9 @@ from visual_engines.models.florence2_config import parse
 from vlm.api.load import load
 from vlm.api.pipeline import Pipeline
 from vlm.errors import ConfigError, InputError
-from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.media_pool import MediaConfig
-from vlm.processing.media_reading import read_pixels
+from vlm.processing.media.image_processor import ImageProcessor
+from vlm.processing.media.pool import MediaConfig
+from vlm.processing.media.reading import read_pixels
 from vlm.registry.catalogs import family
 from vlm.requests.answer_form import AnswerForm
 

@@ -32,7 +32,7 @@ from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LengthError
 from vlm.layers.image_tiles import cut_tiles, join_tiles
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 
 pytestmark = pytest.mark.slow  # every size, tiled
 BEFORE = 7  # a tile's rows

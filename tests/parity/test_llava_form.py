@@ -21,7 +21,7 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 
 PUBLISHED = "liuhaotian__llava-v1.5-7b"
 IMAGE, VOCAB, SIDE, ROWS = 59, 60, 16, 16

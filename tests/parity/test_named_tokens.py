@@ -17,7 +17,7 @@ from tests import tiny
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError
 from vlm.limits import MAX_ADDED_TOKENS
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
 VOCABULARY = {t: i for i, t in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "Ġt", "Ġthe"])}

@@ -20,9 +20,9 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError, VlmWarning
 from vlm.limits import MAX_QUESTION_CHARACTERS
-from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.media_pool import MediaConfig
-from vlm.processing.media_reading import read_pixels
+from vlm.processing.media.image_processor import ImageProcessor
+from vlm.processing.media.pool import MediaConfig
+from vlm.processing.media.reading import read_pixels
 from vlm.registry.catalogs import family
 from vlm_app.reference.huggingface import flattened
 

@@ -16,7 +16,7 @@ from tests.families import image_size
 from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline, plain  # noqa: F401 - a fixture
 from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 from vlm.registry.catalogs import match_family
 from vlm_app.reference.huggingface import flattened, image_inputs, in_patches, in_tiles
 

@@ -17,7 +17,7 @@ from tests.image_parity_kit import cpu
 from vlm.api.pipeline import Pipeline
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, VlmError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 from vlm.registry.catalogs import family, model_spec
 
 SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")

@@ -16,7 +16,7 @@ from tests.parity.cases import parity
 from vlm.config import RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 from vlm.registry.catalogs import family
 
 NEW = 14

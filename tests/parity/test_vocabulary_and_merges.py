@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from vlm.convert.tokenizer_files import completed_tokenizer, make_tokenizer
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

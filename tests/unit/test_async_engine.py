@@ -16,7 +16,7 @@ from vlm.api.async_pipeline import AsyncPipeline
 from vlm.engine.async_call import AsyncCall
 from vlm.engine.fair_lock import FairLock
 from vlm.errors import EngineError, LimitError
-from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.media.pool import MediaConfig, MediaPool
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
 

@@ -156,7 +156,7 @@ def test_tokens_of_random_weights_have_a_default():
 
 
 def test_every_token_of_the_tokenizer_is_a_word(tmp_path):
-    from vlm.processing.tokenization import Tokenizer
+    from vlm.processing.text.tokenization import Tokenizer
 
     write_tokenizer(tmp_path / "tokenizer.json", 5000)
     tokenizer = Tokenizer.from_dir(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlm.errors import InputError, LengthError
-from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, check_messages, split_text
+from vlm.processing.chat.conversation import PLACEHOLDER, Conversation, ImagePart, Message, check_messages, split_text
 
 SEEN = [
     {"role": "system", "content": "Be brief."},

@@ -12,7 +12,7 @@ from tests.demo_kit import EXAMPLES
 pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
 from vlm.errors import DocumentError, ImageError, InputError
-from vlm.processing.conversation import ImagePart
+from vlm.processing.chat.conversation import ImagePart
 from vlm.registry import catalogs
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock

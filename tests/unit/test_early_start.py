@@ -20,7 +20,7 @@ pool.close()
 IMPORTS = """
 from tests.worker_calls import warmed_up
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
-from vlm.processing.image_processor import ProcessorSource
+from vlm.processing.media.image_processor import ProcessorSource
 from vlm_app.ocr.documents.page_reading import PageImages
 from vlm_app.ocr.documents.render_pool import RenderPool
 """

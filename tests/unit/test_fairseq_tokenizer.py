@@ -6,7 +6,7 @@ import pytest
 
 from llm_engines.converters.fairseq_tokenizer import SPECIAL, read_codes, tokenizer_files
 from llm_engines.families.fairseq import tokenizer_rules
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 # merges give lo, low</w>, er</w>, ne, new, st</w>, est</w>, low
 CODES = "l o\nlo w</w>\ne r</w>\nn e\nne w\ns t</w>\ne st</w>\nlo w\n"

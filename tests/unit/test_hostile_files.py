@@ -20,10 +20,10 @@ from tests import hostile_kit as kit
 from visual_engines.families.image_processors import CLIP
 from vlm.errors import DocumentError, ImageError
 from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
-from vlm.processing.documents import is_pdf, open_document
-from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.images import FORMATS, load_image
-from vlm.processing.pdf_document import PdfDocument
+from vlm.processing.media.documents import is_pdf, open_document
+from vlm.processing.media.image_processor import ImageProcessor
+from vlm.processing.media.images import FORMATS, load_image
+from vlm.processing.media.pdf_document import PdfDocument
 from vlm.registry.image_transforms import Transform
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
@@ -101,7 +101,7 @@ def test_tags_that_share_their_bytes(name, data, tmp_path):
     with pytest.raises(ImageError, match="its tags hold more data than the file"):
         load_image(data)
     (tmp_path / "x").write_bytes(data)
-    setup = "from vlm.processing.images import load_image"
+    setup = "from vlm.processing.media.images import load_image"
     said, megabytes = kit.measured(setup, f"load_image({str(tmp_path / 'x')!r})")
     assert "its tags hold more data than the file" in said and megabytes < 100
 
@@ -137,7 +137,7 @@ def test_exif_still_turns():
 def test_memory_of_a_large_image_is_a_small_multiple_of_its_pixels(channels, depth, tmp_path):
     side = 4000
     (tmp_path / "x.png").write_bytes(kit.blank_png(side, side, channels, depth))
-    setup = "from vlm.processing.images import load_image"
+    setup = "from vlm.processing.media.images import load_image"
     said, megabytes = kit.measured(setup, f"load_image({str(tmp_path / 'x.png')!r}).size")
     assert said == f"({side}, {side})" and megabytes * kit.MB < 13 * side * side, megabytes
 
@@ -147,7 +147,7 @@ def test_memory_of_what_decoders_hold(format, tmp_path):
     side = 3000
     picture = Image.linear_gradient("L").resize((side, side)).convert("RGB")
     picture.save(tmp_path / "x", format, **({"progressive": True} if format == "JPEG" else {}))
-    setup = "from vlm.processing.images import load_image"
+    setup = "from vlm.processing.media.images import load_image"
     said, megabytes = kit.measured(setup, f"load_image({str(tmp_path / 'x')!r}).size")
     assert said == f"({side}, {side})" and megabytes * kit.MB < 24 * side * side, megabytes
 
@@ -174,8 +174,8 @@ SLIVERS = {
 def test_slivers_are_not_padded_beyond_their_budget(kind):
     """A PNG of 563 bytes with 1×250,000 pixels became 11 GB."""
     setup = (
-        "from tests.hostile_kit import blank_png\nfrom vlm.processing.images import load_image\n"
-        "from vlm.processing.image_processor import ImageProcessor\n"
+        "from tests.hostile_kit import blank_png\nfrom vlm.processing.media.images import load_image\n"
+        "from vlm.processing.media.image_processor import ImageProcessor\n"
         f"from visual_engines.families.{kind.replace(':', ' import ')} as SPEC\n"
         f"processor = ImageProcessor(SPEC, {SLIVERS[kind]})\nprocessor([load_image(blank_png(9, 9))])"
     )

@@ -34,7 +34,7 @@ from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, EngineError, VlmError
 from vlm.limits import MAX_JSON_BYTES
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 
 HUGE = 10**9
 

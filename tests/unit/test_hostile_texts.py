@@ -17,8 +17,8 @@ from vlm.artifacts.chat_template import read_template
 from vlm.build.locate import packaged_models
 from vlm.errors import EngineError, InputError
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
-from vlm.processing.chat_templates import render
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.chat.templates import render
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.tokenizer_rules import ReadRules, no_rules
 from vlm_app.text import sources
 from vlm_app.text.sources import from_file

@@ -22,8 +22,8 @@ from vlm.executor.encoding.encoders import Encoders
 from vlm.executor.encoding.torch_encoders import TorchEncoders
 from vlm.executor.graph_pool import MAX_GRAPH_SHAPES
 from vlm.executor.inputs.packing import pass_sizes
-from vlm.processing.media_pool import MediaConfig
-from vlm.processing.media_reading import read_pixels
+from vlm.processing.media.pool import MediaConfig
+from vlm.processing.media.reading import read_pixels
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
 from vlm.requests.prompt_table import Contents

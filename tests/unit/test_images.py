@@ -20,8 +20,8 @@ from visual_engines.families.image_processors import BLIP, CLIP, SIGLIP, VIT, pr
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from visual_engines.families.t5gemma2 import IMAGES as GEMMA
 from vlm.errors import EngineError, ImageError
-from vlm.processing.image_processor import ImageProcessor, ProcessorSource
-from vlm.processing.images import load_image
+from vlm.processing.media.image_processor import ImageProcessor, ProcessorSource
+from vlm.processing.media.images import load_image
 from vlm.registry.catalogs import families
 from vlm.registry.image_transforms import LAST_BITS, Transform
 from vlm.registry.images import ImageProcessorSpec

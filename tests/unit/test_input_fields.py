@@ -12,7 +12,7 @@ import vlm
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.store import resolve
 from vlm.errors import InputError
-from vlm.processing.input_fields import InputFields
+from vlm.processing.inputs.fields import InputFields
 from vlm.processing.processor import Processor
 from vlm.requests.sampling_params import SamplingParams
 

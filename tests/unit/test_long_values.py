@@ -22,8 +22,8 @@ from vlm.convert.adapters.peft import read_peft
 from vlm.convert.roles import role_configs
 from vlm.convert.values import invalid_values
 from vlm.errors import ConfigError, EngineError, VlmError, cut, first_line, listed, shown
-from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.media.image_processor import ImageProcessor
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.catalogs import match_family
 
 TEXT = "x" * 10**5

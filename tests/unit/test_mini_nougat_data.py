@@ -13,7 +13,7 @@ from training.nougat import evaluate, fonts, page_checks
 from training.nougat.examples import draw_examples
 from training.nougat.pages import COLUMNS, DENSE, KINDS, MAX_TOKENS, ROWS, Renderer, encode
 from training.nougat.text import CHARACTERS, EOS, PAD, TOKEN, Writer, is_held_out, word_table
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 from vlm_app.ocr.checks.check_file import read_checks
 from vlm_app.ocr.checks.judging import failure
 

@@ -18,7 +18,7 @@ from training.t5.lexicon import adjective, noun, verb
 from training.t5.model import SCALE, Trainer, build, fold_scale
 from training.t5.notice_kinds import KINDS
 from training.t5.phrases import Shape, is_novel, name, pronoun
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 ASSET = ROOT / "vlm" / "assets" / "mini-t5"

@@ -14,7 +14,7 @@ from tests.cli_kit import call
 from tests.nemo_kit import HASH, GPTNext, archive, change_tensor, gpt2_files, sentencepiece_file
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 CONFIG = {"position_embedding_type": "learned_absolute", "vocab_size": 48}
 

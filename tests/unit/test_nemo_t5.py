@@ -11,7 +11,7 @@ from tests.nemo_kit import archive, change_tensor, sentencepiece_file
 from tests.nemo_t5_kit import ROOT, NemoT5, bert_file, config_of
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 PIECES = {"library": "megatron", "type": "BertWordPieceCase", "num_sentinel_tokens": 5}
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
-from vlm.processing import documents
-from vlm.processing.pdf_document import PdfDocument
+from vlm.processing.media import documents
+from vlm.processing.media.pdf_document import PdfDocument
 from vlm.stage_clock import StageClock
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig

@@ -12,7 +12,7 @@ from PIL import Image
 
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.errors import EngineError
-from vlm.processing.image_processor import ProcessorSource
+from vlm.processing.media.image_processor import ProcessorSource
 from vlm_app.ocr.documents.page_reading import PageImages
 from vlm_app.ocr.readers.shipped_images import ShippedImages
 

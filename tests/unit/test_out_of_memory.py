@@ -22,7 +22,7 @@ from vlm.engine.leading import follow
 from vlm.errors import EngineError, InputError, OutOfMemoryError
 from vlm.executor.slots.cache import SlotCache
 from vlm.parallel.collectives import OneHost
-from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.media.pool import MediaConfig, MediaPool
 
 TEXT = "translate English to German: The old ship is small."
 PROMPT = "USER: Tell me what the sign by the old road says today. ASSISTANT:"

@@ -15,14 +15,14 @@ from tests import media_kit as kit
 from visual_engines.families.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.errors import ImageError
-from vlm.processing import pdf_document
-from vlm.processing.documents import DocumentPage, open_document
-from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.media_pool import MediaConfig
-from vlm.processing.media_reading import read_pixels
-from vlm.processing.pdf_document import PdfDocument
-from vlm.processing.pdf_streams import COMPARED, PIECE, AlteredImages, streams
-from vlm.processing.sized_images import OVERSAMPLING
+from vlm.processing.media import pdf_document
+from vlm.processing.media.documents import DocumentPage, open_document
+from vlm.processing.media.image_processor import ImageProcessor
+from vlm.processing.media.pdf_document import PdfDocument
+from vlm.processing.media.pdf_streams import COMPARED, PIECE, AlteredImages, streams
+from vlm.processing.media.pool import MediaConfig
+from vlm.processing.media.reading import read_pixels
+from vlm.processing.media.sized_images import OVERSAMPLING
 from vlm_app.demo.documents import UploadedPage
 
 FRAME = {"size": {"height": 96, "width": 64}}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli_kit import call
 from vlm.errors import InputError
-from vlm.processing.worker_process import Budget
+from vlm.processing.workers.process import Budget
 from vlm_app.ocr.checks.check_file import read_checks
 from vlm_app.ocr.checks.judging import Judge, failure
 from vlm_app.ocr.checks.rates import Rate, interval, mean_percent

@@ -11,7 +11,7 @@ from visual_engines.families.pixtral_images import PIXTRAL_IMAGES
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
 from vlm.errors import CheckpointError, ConfigError, EngineError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 from vlm.registry.catalogs import architecture
 from vlm.registry.image_settings import image_settings
 

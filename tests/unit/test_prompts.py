@@ -13,9 +13,9 @@ from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor,
 from visual_engines.families.blip2 import as_question
 from vlm.artifacts.chat_template import read_template
 from vlm.errors import EngineError, InputError
-from vlm.processing.conversation import Conversation
-from vlm.processing.prompts import Prompts
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.chat.conversation import Conversation
+from vlm.processing.chat.prompts import Prompts
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.catalogs import families
 from vlm.registry.spec import ChatFormat
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tests.nemo_kit import sentencepiece_file
 from vlm.convert.sentencepiece_file import read_model, tokenizer_of
 from vlm.errors import CheckpointError
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 pieces = pytest.importorskip("sentencepiece", reason="sentencepiece writes the files of these tests")
 TEXTS = [

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from vlm.packaged import MODEL, packaged
-from vlm.processing import text_stream
-from vlm.processing.clean_up import clean_up
-from vlm.processing.text_stream import TextStream, before_stop
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text import stream as text_stream
+from vlm.processing.text.clean_up import clean_up
+from vlm.processing.text.stream import TextStream, before_stop
+from vlm.processing.text.tokenization import Tokenizer
 
 
 def llama_like() -> Tokenizer:

@@ -15,8 +15,8 @@ from llm_engines.families.byte_tokenizer import byte_tokenizer
 from vlm.build.locate import packaged_models
 from vlm.errors import LimitError
 from vlm.limits import CHARACTERS_PER_TOKEN
-from vlm.processing.token_bounds import TokenBound
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.token_bounds import TokenBound
+from vlm.processing.text.tokenization import Tokenizer
 
 LETTERS = string.ascii_letters + string.digits
 WORDS = ["hello", "world", "he", "llo", "the"]

@@ -17,9 +17,9 @@ from vlm.api.outputs import text_stream
 from vlm.build.locate import packaged_models
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, InputError, LengthError
-from vlm.processing.text_stream import StopStrings, TextStream, before_stop
-from vlm.processing.token_bounds import TokenBound
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.stream import StopStrings, TextStream, before_stop
+from vlm.processing.text.token_bounds import TokenBound
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.catalogs import families
 from vlm.registry.tokenizer_rules import no_rules
 from vlm.requests.sampling_params import SamplingParams

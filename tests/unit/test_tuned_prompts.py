@@ -18,7 +18,7 @@ from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
 from vlm.build.store import resolve
 from vlm.errors import CheckpointError, ConfigError, InputError, VlmWarning
-from vlm.processing.input_fields import read_table
+from vlm.processing.inputs.fields import read_table
 from vlm.processing.processor import Processor
 from vlm.requests import prompt_table
 from vlm.requests.sampling_params import SamplingParams

@@ -33,11 +33,11 @@ from tests.worker_calls import (
     refuse,
 )
 from vlm.errors import ImageError
-from vlm.processing.call_queue import CallQueue, Lane, lanes_of
-from vlm.processing.media_pool import MediaConfig, MediaPool
-from vlm.processing.result_buffer import SIZE, ResultBuffer
-from vlm.processing.worker_call import Call
-from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
+from vlm.processing.media.pool import MediaConfig, MediaPool
+from vlm.processing.workers.call import Call
+from vlm.processing.workers.call_queue import CallQueue, Lane, lanes_of
+from vlm.processing.workers.process import Budget, WorkerFailure, WorkerProcess
+from vlm.processing.workers.result_buffer import SIZE, ResultBuffer
 
 CALLS = "tests.worker_calls"
 
@@ -183,7 +183,7 @@ def test_a_process_that_cannot_start_is_told():
 PARENT = """
 import sys, time
 from tests.worker_calls import ENDLESS, hang
-from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.media.pool import MediaConfig, MediaPool
 
 if __name__ == "__main__":
     pool = MediaPool(MediaConfig(2, budget=ENDLESS, preload="tests.worker_calls"))
@@ -213,7 +213,7 @@ def test_workers_die_with_their_parent(number):
 def test_none_is_started_once_python_ends(monkeypatch):
     """Ctrl-C ends them; who had one at work would start the next, for whose end multiprocessing waits."""
     monkeypatch.setattr("multiprocessing.util._exiting", True)
-    worker = WorkerProcess(ENDLESS, "vlm.processing.preload")
+    worker = WorkerProcess(ENDLESS, "vlm.processing.media.preload")
     with pytest.raises(WorkerFailure) as failure:
         worker.start()
     assert failure.value.kind == "stopped" and not worker.is_ready
@@ -222,15 +222,15 @@ def test_none_is_started_once_python_ends(monkeypatch):
 INTERRUPTED = """
 import os, signal, time
 from tests.worker_calls import ENDLESS, complain
-from vlm.processing.fork_server import start_fork_server
-from vlm.processing.worker_process import WorkerProcess
+from vlm.processing.workers.fork_server import start_fork_server
+from vlm.processing.workers.process import WorkerProcess
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: None)
-    start_fork_server("vlm.processing.preload", ())
+    start_fork_server("vlm.processing.media.preload", ())
     time.sleep(0.3)
     os.killpg(os.getpgrp(), signal.SIGINT)
-    worker = WorkerProcess(ENDLESS, "vlm.processing.preload")
+    worker = WorkerProcess(ENDLESS, "vlm.processing.media.preload")
     worker.run(complain)
     worker.close()
 """
@@ -250,14 +250,14 @@ from PIL import Image
 from tests import hostile_kit
 from tests.worker_calls import ENDLESS, complain
 from vlm.errors import ImageError
-from vlm.processing.images import load_image
-from vlm.processing.worker_process import WorkerProcess
+from vlm.processing.media.images import load_image
+from vlm.processing.workers.process import WorkerProcess
 
 if __name__ == "__main__":
     file = io.BytesIO()
     Image.effect_noise((64, 64), 50).save(file, "TIFF", compression="tiff_lzw")
     tiff = file.getvalue()[:8] + bytes([255]) * 592 + file.getvalue()[600:]
-    worker = WorkerProcess(ENDLESS, "vlm.processing.preload")
+    worker = WorkerProcess(ENDLESS, "vlm.processing.media.preload")
     print(worker.run(load_image, hostile_kit.jpeg([(0xE1, b"Exif\\0\\0II*\\0\\x08\\0\\0\\0\\x05\\0123")])).size)
     try:
         worker.run(load_image, tiff)

@@ -14,9 +14,9 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.async_call import OnUpdate, ignore
 from vlm.engine.async_engine import AsyncEngine
 from vlm.engine.step_watch import STEP_SECONDS
-from vlm.processing.media_pool import MediaConfig, MediaPool
-from vlm.processing.media_reading import ImageFile, WarmUp, pixels
-from vlm.processing.text_stream import TextStream
+from vlm.processing.media.pool import MediaConfig, MediaPool
+from vlm.processing.media.reading import ImageFile, WarmUp, pixels
+from vlm.processing.text.stream import TextStream
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlm.errors import InputError, listed
-from vlm.processing.input_fields import INPUT_KEYS
+from vlm.processing.inputs.fields import INPUT_KEYS
 
 FIELDS = frozenset(INPUT_KEYS) - {"lora"}  # which is an option of inputs that are given in any way
 

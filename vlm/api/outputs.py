@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from vlm.processing.text_stream import TextStream, before_stop
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.stream import TextStream, before_stop
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request

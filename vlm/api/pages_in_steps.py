@@ -9,8 +9,8 @@ from typing import Any
 
 from vlm.api.outputs import Output
 from vlm.errors import InputError, VlmError
-from vlm.processing.conversation import Conversation, ImagePart, Message
-from vlm.processing.page_parts import PageImage, PagePart, check_blocks
+from vlm.processing.chat.conversation import Conversation, ImagePart, Message
+from vlm.processing.media.page_parts import PageImage, PagePart, check_blocks
 from vlm.registry.page_steps import Ask, Block, PageSteps
 from vlm.requests.pixels import ImagePixels
 

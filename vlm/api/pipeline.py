@@ -21,7 +21,7 @@ from vlm.config import RuntimeConfig
 from vlm.errors import InputError, OutOfMemoryError, VlmError, shown
 from vlm.executor.memory import memory_errors
 from vlm.parallel.collectives import Ranks
-from vlm.processing.input_fields import INPUT_KEYS
+from vlm.processing.inputs.fields import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams

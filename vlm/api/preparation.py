@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlm.api.pages_in_steps import PagesInSteps
-from vlm.processing.request_builder import RequestBuilder
+from vlm.processing.inputs.request_builder import RequestBuilder
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, VlmWarning
-from vlm.processing.image_inputs import ImageInputs
-from vlm.processing.image_processor import ImageProcessor, ProcessorSource
-from vlm.processing.input_context import InputContext
-from vlm.processing.prompts import Prompts
-from vlm.processing.questions import drawn_question
-from vlm.processing.request_builder import RequestBuilder
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.chat.prompts import Prompts
+from vlm.processing.inputs.context import InputContext
+from vlm.processing.inputs.images import ImageInputs
+from vlm.processing.inputs.questions import drawn_question
+from vlm.processing.inputs.request_builder import RequestBuilder
+from vlm.processing.media.image_processor import ImageProcessor, ProcessorSource
+from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry import catalogs
 from vlm.registry.images import QuestionUse
 from vlm.registry.page_steps import PageSteps

@@ -15,7 +15,7 @@ from vlm_app.reference.huggingface import image_inputs, model_class, quiet
 from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
-    from vlm.processing.image_processor import ImageProcessor
+    from vlm.processing.media.image_processor import ImageProcessor
     from vlm_app.bench.systems.inputs import Prompts
 
 

@@ -13,7 +13,7 @@ from vlm.artifacts.hf_folder import HFFolder
 from vlm.build.locate import locate
 from vlm.convert.roles import role_configs
 from vlm.errors import InputError
-from vlm.processing.image_processor import ProcessorSource
+from vlm.processing.media.image_processor import ProcessorSource
 from vlm.registry.catalogs import configs_of, family, match_family
 from vlm_app.bench.config import PromptBenchConfig
 from vlm_app.core.architecture import hf_config

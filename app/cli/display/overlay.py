@@ -27,7 +27,7 @@ def check_overlay(path: Path, num_images: int) -> None:
 
 def save_overlay(path: Path, fields: Mapping[str, Any], output: Output) -> None:
     """Writes an input's image with what the output says of its regions. Raises InputError where that is nothing."""
-    from vlm.processing.images import load_image
+    from vlm.processing.media.images import load_image
 
     if (answer := regions_of(output.text)) is None:
         raise InputError("the answer names no places in the image; --save-overlay is for tasks like OD.")

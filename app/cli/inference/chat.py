@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlm.errors import InputError, VlmError
-from vlm.processing.conversation import Conversation, ImagePart
+from vlm.processing.chat.conversation import Conversation, ImagePart
 from vlm_app.cli.display.outputs import as_json
 from vlm_app.cli.display.profiling import Profile, print_profile
 from vlm_app.cli.errors import USER_ERROR, print_error
@@ -67,7 +67,7 @@ class Chat:
 
     def attach(self, source: Any) -> None:
         """Reads an image for the next turn. ImageError when it cannot be read."""
-        from vlm.processing.images import load_image
+        from vlm.processing.media.images import load_image
 
         if not self.pipeline.capabilities.takes_images:
             raise InputError(f"{self.pipeline.family.name} takes text, not images.")

@@ -119,7 +119,7 @@ def _check_images(images: Sequence[str], sources: Sequence[Source]) -> None:
             raise InputError("adapters leave encoders of images as they are; leave --lora and --lora-task-uids out.")
         if any("prompt_table" in source.fields for source in sources):
             raise InputError("tuned prompts go before texts, not images; leave --prompt-table and --tasks out.")
-        from vlm.processing.images import check_opens
+        from vlm.processing.media.images import check_opens
 
         for name in images:
             check_opens(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
+from vlm.processing.workers.process import Budget, WorkerFailure, WorkerProcess
 from vlm_app.ocr.checks.check import Check
 from vlm_app.ocr.checks.libraries import check_installed
 from vlm_app.ocr.checks.page_text import PageText

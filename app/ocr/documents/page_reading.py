@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.image_processor import ProcessorSource
+    from vlm.processing.media.image_processor import ProcessorSource
     from vlm.requests.pixels import ImagePixels
     from vlm.stage_clock import StageClock
     from vlm_app.ocr.documents.open_document import OpenDocument
@@ -29,7 +29,7 @@ def read_page(document: OpenDocument, page: int, images: PageImages | None, cloc
     if images is None:
         with clock("draw"):
             return document.render(page)
-    from vlm.processing.media_reading import processor
+    from vlm.processing.media.reading import processor
 
     own = processor(images.source)
     with clock("draw"):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import DocumentError, VlmError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
-from vlm.processing.media_pool import MediaConfig, MediaPool, PoolState
-from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
+from vlm.processing.media.pool import MediaConfig, MediaPool, PoolState
+from vlm.processing.workers.process import Budget, WorkerFailure, WorkerProcess
 from vlm.stage_clock import StageClock
 from vlm_app.core.storage import LocalCopy
 from vlm_app.ocr.documents.open_document import OpenDocument
@@ -51,7 +51,7 @@ class RenderPool:
         preload = __name__ if images is None else PRELOAD
         self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=preload))
         if images is not None:
-            from vlm.processing.media_reading import WarmUp
+            from vlm.processing.media.reading import WarmUp
 
             self._pool.prepare(WarmUp(images.source))
         self._pool.start()

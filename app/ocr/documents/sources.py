@@ -55,7 +55,7 @@ def find_documents(paths: Iterable[str | Path]) -> SearchResult:
 
     Raises InputError for a path that does not exist, and when there is nothing to read.
     """
-    from vlm.processing.documents import supported_suffixes
+    from vlm.processing.media.documents import supported_suffixes
 
     paths = [location(path) for path in paths]
     search = FolderSearch()
@@ -76,7 +76,7 @@ def _is_link(source: Source) -> bool:
 
 
 def _documents(path: Path, search: FolderSearch) -> Iterator[Source]:
-    from vlm.processing.documents import is_document
+    from vlm.processing.media.documents import is_document
 
     with reaching(path):
         if not path.exists():

@@ -10,8 +10,8 @@ from vlm.engine.step_watch import STEP_SECONDS
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.options import check_limits, option, same_option
-from vlm.processing.media_pool import MediaConfig
-from vlm.processing.worker_process import Budget
+from vlm.processing.media.pool import MediaConfig
+from vlm.processing.workers.process import Budget
 from vlm.ranges import at_least, positive
 from vlm_app.core.listening import PORTS, check_names
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.processing.media_reading import ImageFile
+from vlm.processing.media.reading import ImageFile
 
 
 @dataclass(frozen=True)

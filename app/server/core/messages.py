@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
-from vlm.processing.conversation import Conversation, ImagePart, Message, check_messages
+from vlm.processing.chat.conversation import Conversation, ImagePart, Message, check_messages
 from vlm_app.server.core.data_uris import decode_data_uri
 from vlm_app.server.core.setting_names import about_input
 

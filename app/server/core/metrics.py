@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from vlm.engine.llm_engine import EngineUsage
-from vlm.processing.media_pool import MediaPool
+from vlm.processing.media.pool import MediaPool
 from vlm.requests.token_update import Completion, TokenUpdate
 
 Usages = Callable[[], dict[str, EngineUsage | None]]  # of each model; None of an encoder alone

@@ -10,7 +10,7 @@ from typing import Any
 from vlm import __version__
 from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.text.tokenization import Tokenizer
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "loop": "length"}
 LEAST = -9999.0  # what is impossible has this log-probability

@@ -16,7 +16,7 @@ from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
 from vlm.engine.step_watch import STEP_SECONDS
 from vlm.errors import LimitError, ModelNotFoundError, listed
-from vlm.processing.media_pool import MediaPool
+from vlm.processing.media.pool import MediaPool
 from vlm_app.server.core.errors import Busy
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merge_bursts

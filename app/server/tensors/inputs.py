@@ -13,7 +13,7 @@ import numpy as np
 
 from vlm.api.outputs import Output
 from vlm.errors import InputError
-from vlm.processing.media_reading import ImageFile
+from vlm.processing.media.reading import ImageFile
 from vlm.processing.processor import Processor
 from vlm.registry.images import QuestionUse
 from vlm.requests.pixels import ImagePixels

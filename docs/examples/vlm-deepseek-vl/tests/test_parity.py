@@ -25,7 +25,7 @@ from vlm_deepseek_vl.family import END, SYSTEM
 from vlm_deepseek_vl.images import DEEPSEEK
 
 import vlm
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media.image_processor import ImageProcessor
 from vlm_app.cli.verbs import command_line
 
 PICTURE = "<image_placeholder>"

@@ -1,0 +1,1 @@
+"""Conversations, and the prompts that templates make of them."""

@@ -1,0 +1,1 @@
+"""What callers give, and the requests that it comes to."""

@@ -1,0 +1,1 @@
+"""Images and documents: from files to pixels."""

@@ -1,0 +1,239 @@
+"""Image files -> RGB pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
+
+from vlm.artifacts.files import open_regular
+from vlm.errors import ImageError
+from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
+from vlm.processing.media.image_tags import check_header, upright
+
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "JPEG2000")  # Pillow's other readers start programs …
+_ALLOWED = "PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000"
+_STRIP = 2**20  # pixels that are converted at a time
+_DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
+
+
+class Detail(Protocol):
+    """Says what is kept of a picture: how large its content is, and by which factor that is scaled (None: unknown)."""
+
+    def content_size(self, image: Image.Image) -> tuple[int, int]: ...
+
+    def scale(self, size: tuple[float, float]) -> float | None: ...
+
+
+@runtime_checkable
+class Rendered(Protocol):
+    """A picture that is made when it is needed, such as a page of a PDF; with `detail` no larger than what is kept of
+    it needs."""
+
+    def picture(self, detail: Detail | None = None) -> Image.Image: ...
+
+
+ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Rendered
+
+
+def load_image(
+    source: ImageSource, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None, copy: bool = True
+) -> Image.Image:
+    """Loads any picture as RGB: turned as its EXIF data says, 16 bits scaled to 8, transparency on white, the first
+    frame of several; with `detail` a Rendered one no larger than what is kept of it needs. Without `copy` a picture of
+    Pillow's that is so already is the result itself.
+
+    Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`. Takes less
+    than 24 bytes of memory a pixel, beside the file's own size.
+    """
+    name = str(source) if isinstance(source, str | Path) else "the image"
+    if isinstance(source, Rendered):
+        source = source.picture(detail)
+    if isinstance(source, np.ndarray):
+        source = _from_array(source)
+    if isinstance(source, Image.Image):
+        _check_format(source, name)
+        picture = decoded(source, name, max_pixels)
+        return picture.copy() if copy and picture is source else picture
+    with open_image(source, name) as image:
+        return decoded(image, name, max_pixels)
+
+
+def _check_format(image: Image.Image, name: str) -> None:
+    """Refuses a picture that Pillow opened for the caller, and would decode now, by a program perhaps."""
+    if image.format and image.format not in (*FORMATS, "MPO"):
+        raise ImageError(f'{name} is of the format {image.format}; give {_ALLOWED}, or image.convert("RGB").')
+
+
+def decoded(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decodes a picture that may not have been read from its file yet to RGB."""
+    check_size(image, name, max_pixels)
+    with damage(name):
+        return to_rgb(image)
+
+
+@contextlib.contextmanager
+def damage(name: str) -> Iterator[None]:
+    """Turns what decoders raise on damaged data, which is of many kinds, into an ImageError."""
+    try:
+        yield
+    except Image.DecompressionBombError:  # names a limit of Pillow's, not ours
+        raise ImageError(f"{name} is too large; the limit is {MAX_PIXELS:,} pixels.", "too large") from None
+    except MemoryError:
+        raise ImageError(f"{name} takes more memory than there is; scale it down.", "memory") from None
+    except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, *_DECODING) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"{name} is a damaged or truncated image ({reason}); repair it or save it anew.") from None
+
+
+@contextlib.contextmanager
+def open_image(source: str | Path | bytes | BinaryIO, name: str, *, checked: bool = False) -> Iterator[Image.Image]:
+    """Gives the image of a file, of which no more than the header was read. `checked`: its header was, before."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
+        with warnings.catch_warnings(), damage(name):
+            # our own limit decides on size, and damage is an error
+            warnings.simplefilter("ignore")
+            image = _identified(file, name, checked=checked)
+        yield stack.enter_context(image)
+
+
+def _stream(source: bytes | BinaryIO) -> BinaryIO:
+    file = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
+    if not hasattr(file, "read"):
+        kind = type(source).__name__
+        raise ImageError(f"the image is of type {kind}; give a path, bytes, a file, a PIL image or a uint8 array.")
+    seekable = file.seekable() if hasattr(file, "seekable") else hasattr(file, "seek")
+    return file if seekable else io.BytesIO(file.read(MAX_IMAGE_BYTES + 1))
+
+
+def check_opens(path: str | Path) -> None:
+    """Raises ImageError for a file that is not there, is a folder, or may not be read; what it holds is not looked
+    at."""
+    _file(path, str(path)).close()
+
+
+def _file(path: str | Path, name: str) -> BinaryIO:
+    if not name:
+        raise ImageError("the image's name is empty; give the path of an image file.", "missing")
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        if name.startswith(("http://", "https://")):
+            raise ImageError(f"{name} is an address, which is not fetched; give the path of an image file.") from None
+        raise ImageError(f"{name} does not exist; give the path of an image file.", "missing") from None
+    except IsADirectoryError:
+        raise ImageError(f"{name} is a folder; give the path of an image file.") from None
+    except OSError as error:
+        raise ImageError(f"{name} cannot be read: {error.strerror or error}.") from None
+
+
+def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    if not size:
+        raise ImageError(f"{name} is empty.", "empty")
+    if not checked:
+        check_header(file)
+    try:
+        return Image.open(file, formats=FORMATS if size <= MAX_IMAGE_BYTES else ("TIFF",))
+    except UnidentifiedImageError:
+        if size > MAX_IMAGE_BYTES:
+            limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
+            raise ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large") from None
+        if begins_like_an_image(file):
+            raise ImageError(f"{name} is a damaged or truncated image; repair it or save it anew.") from None
+        raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
+
+
+def begins_like_an_image(file: BinaryIO) -> bool:
+    """Says whether one of our readers takes a file for its own by its first bytes."""
+    Image.init()
+    file.seek(0)
+    beginning = file.read(16)
+    accepts = [Image.OPEN[name][1] for name in FORMATS if name in Image.OPEN]
+    return any(accept(beginning) for accept in accepts if accept is not None)
+
+
+def check_size(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> None:
+    """Raises ImageError for a picture without pixels, or with too many."""
+    width, height = image.size
+    if not width or not height:
+        raise ImageError(f"{name} is {width}×{height} pixels; an image has at least one.")
+    if width * height > max_pixels:
+        raise ImageError(f"{name} is {width}×{height} pixels, the limit is {max_pixels:,}; scale it down.", "too large")
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    """Returns the image of an array [H, W] or [H, W, 3 or 4] uint8. Raises ImageError for another."""
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
+        raise ImageError(f"the array is {array.dtype} {array.shape}; give uint8 [H, W], [H, W, 3] or [H, W, 4].")
+    try:
+        return Image.fromarray(array)
+    except TypeError:
+        raise ImageError(f"the array is {array.shape}; give [H, W], [H, W, 3] or [H, W, 4].") from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Returns it upright in RGB: itself where it is so."""
+    image = upright(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        return _strip_by_strip(image, _to_8_bits(image))
+    if image.has_transparency_data:
+        return _strip_by_strip(image, _on_white)
+    return as_rgb(image)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Returns it in RGB: itself where it is so, as a copy takes as long as to scale it."""
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _strip_by_strip(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Converts an image to RGB: what lies between takes several times its memory."""
+    result = Image.new("RGB", image.size)
+    for box in _strips(image):
+        result.paste(convert(image.crop(box)), box)
+    return result
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
+    columns = min(image.width, _STRIP)
+    rows = max(1, _STRIP // columns)
+    for top, left in itertools.product(range(0, image.height, rows), range(0, image.width, columns)):
+        yield left, top, min(left + columns, image.width), min(top + rows, image.height)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """Returns what turns a strip into 8 bits: Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
+    most = max(_numbers(image.crop(box)).max() for box in _strips(image))
+    full = 65535.0 if image.mode.startswith("I") and most > 255 else 1.0 if most <= 1 else 255.0
+    # a TIFF whose lowest value is white: of 8 bits Pillow turns it round
+    is_negative = isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
+
+    def convert(strip: Image.Image) -> Image.Image:
+        values = (_numbers(strip) * (255.0 / full)).clip(0, 255).round()
+        values = 255.0 - values if is_negative else values
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+
+    return convert
+
+
+def _numbers(image: Image.Image) -> np.ndarray:
+    return np.nan_to_num(np.asarray(image, dtype=np.float64))

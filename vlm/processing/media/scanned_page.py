@@ -1,0 +1,103 @@
+"""Pages of PDFs that are one JPEG: its decoder can scale, which is several times as fast as to draw it whole."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from vlm.errors import ImageError
+from vlm.processing.media.images import as_rgb, check_size, damage, open_image
+from vlm.processing.media.pdf_streams import AlteredImages
+
+MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
+SLACK = 0.01  # of a side, by which the image may miss the page's box
+LAYER = "OC\0".encode("utf-16-le")  # the mark of what belongs to one
+TURNS = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
+
+
+@dataclass(frozen=True)
+class ScannedPage:
+    """The JPEG that fills a page, as it is in the file."""
+
+    content: bytes
+    rotation: int  # degrees, clockwise
+
+    @classmethod
+    def of(cls, page: Any, altered: AlteredImages) -> ScannedPage | None:
+        """Returns what a page of pypdfium2 shows where that is one upright JPEG; None where it is anything more.
+        `altered`: the document's images that are drawn in another way than they are stored."""
+        from pypdfium2 import raw
+
+        if raw.FPDFPage_GetAnnotCount(page) or not 0 < raw.FPDFPage_CountObjects(page) <= MOST_OBJECTS:
+            return None
+        visible = [item for item in page.get_objects(max_depth=1) if not _is_invisible(item)]
+        if len(visible) != 1 or not _is_plain_jpeg(visible[0]) or not _fills(visible[0], page):
+            return None
+        content = bytes(visible[0].get_data())
+        return None if altered.may_hold(content) else cls(content, page.get_rotation())
+
+    def picture(self, width: float, height: float) -> Image.Image | None:
+        """Returns it in RGB: whole, or a half, a quarter or an eighth that is no smaller than so many pixels. None
+        where only drawing the page tells what it shows."""
+        across, down = (width, height) if self.rotation % 180 == 0 else (height, width)
+        try:
+            with open_image(self.content, "the page") as image:
+                check_size(image, "the page")
+                is_distorted = not math.isclose(image.width / image.height, across / down, rel_tol=SLACK)
+                if image.format != "JPEG" or image.mode not in ("RGB", "L") or is_distorted:
+                    return None
+                image.draft(None, (math.ceil(across), math.ceil(down)))
+                with damage("the page"):
+                    picture = as_rgb(image)
+        except ImageError:
+            return None
+        return picture.transpose(TURNS[self.rotation]) if self.rotation else picture
+
+
+def _is_invisible(item: Any) -> bool:
+    from pypdfium2 import raw
+
+    is_text = item.type == raw.FPDF_PAGEOBJ_TEXT
+    return is_text and raw.FPDFTextObj_GetTextRenderMode(item) == raw.FPDF_TEXTRENDERMODE_INVISIBLE
+
+
+def _is_plain_jpeg(item: Any) -> bool:
+    """Says whether an object is a JPEG without a clip, a layer or colours of its own kind."""
+    from pypdfium2 import raw
+
+    if item.type != raw.FPDF_PAGEOBJ_IMAGE or list(item.get_filters()) != ["DCTDecode"]:
+        return False
+    plain = {
+        raw.FPDF_COLORSPACE_DEVICEGRAY, raw.FPDF_COLORSPACE_DEVICERGB, raw.FPDF_COLORSPACE_CALGRAY,
+        raw.FPDF_COLORSPACE_CALRGB, raw.FPDF_COLORSPACE_ICCBASED,
+    }  # fmt: skip
+    is_clipped = raw.FPDFClipPath_CountPaths(raw.FPDFPageObj_GetClipPath(item)) > 0
+    if is_clipped or _is_in_layer(item) or raw.FPDFPageObj_HasTransparency(item):
+        return False
+    return item.get_metadata().colorspace in plain
+
+
+def _is_in_layer(item: Any) -> bool:
+    """Says whether an object is optional content, which may be hidden."""
+    from pypdfium2 import raw
+
+    name, size = (ctypes.c_ushort * 3)(), ctypes.c_ulong()
+    for number in range(raw.FPDFPageObj_CountMarks(item)):
+        mark = raw.FPDFPageObj_GetMark(item, number)
+        raw.FPDFPageObjMark_GetName(mark, name, ctypes.sizeof(name), size)  # UTF-16; a longer one is not written
+        if size.value == ctypes.sizeof(name) and bytes(name) == LAYER:
+            return True
+    return False
+
+
+def _fills(item: Any, page: Any) -> bool:
+    """Says whether an image lies upright over the whole box of the page."""
+    across, slant, lean, up, left, bottom = item.get_matrix().get()
+    box = page.get_cropbox()
+    slack = SLACK * max(box[2] - box[0], box[3] - box[1])
+    sides = zip((left, bottom, left + across, bottom + up), box, strict=True)
+    return abs(slant) < slack and abs(lean) < slack and all(abs(own - edge) <= slack for own, edge in sides)

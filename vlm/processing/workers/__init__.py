@@ -1,0 +1,1 @@
+"""Processes that work on bytes from outside, within a budget."""
