@@ -209,7 +209,7 @@ def test_runtime_options_are_checked(cache):
         RuntimeConfig(cross_kv_cache_fraction=1.0)
     with pytest.raises(InputError, match="device"):
         vlm.load("mini-nougat", device="tpu", cache_dir=cache)
-    with pytest.raises(OutOfMemoryError, match=r"needs .* lower --max-seq-len"):
+    with pytest.raises(OutOfMemoryError, match=r"needs .* lower max_seq_len"):
         vlm.load("mini-nougat", cache_dir=cache, runtime=RuntimeConfig(device="cpu", max_kv_blocks=20))
 
 

@@ -156,7 +156,7 @@ def test_an_engine_of_other_ranks_is_refused(t5):
         rebuilt(t5, tp_size=8)
     with pytest.raises(ConfigError, match="tp_size"):
         rebuilt(t5, tp_size=0)
-    with pytest.raises(ConfigError, match="groups of 16 weights do not divide 24 inputs; give --group-size 8"):
+    with pytest.raises(ConfigError, match="groups of 16 weights do not divide 24 inputs; give group_size 8"):
         rebuilt(t5, tp_size=2, quantization="int4", group_size=16)
 
 

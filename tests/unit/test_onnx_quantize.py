@@ -125,7 +125,7 @@ def test_a_mistake_is_one_sentence(tmp_path):
 
 
 def test_groups_that_do_not_divide_are_said(engines):
-    with pytest.raises(ConfigError, match=r"groups of 128 weights do not divide .* give --group-size"):
+    with pytest.raises(ConfigError, match=r"groups of 128 weights do not divide .* give group_size"):
         rebuilt(engines[0], backend="onnxruntime", quantization="int4")
 
 

@@ -206,7 +206,7 @@ def test_a_hessian_of_inputs_that_overflowed_is_refused():
 
 
 @pytest.mark.parametrize(("method", "says"), [
-    (Int4(48), "decoder.a: groups of 48 weights do not divide 64 inputs; give --group-size 32, or name such layers"),
+    (Int4(48), "decoder.a: groups of 48 weights do not divide 64 inputs; give group_size 32, or name such layers"),
     (Int4(2), "decoder.b: weights of 4 bits are kept of layers whose inputs are a multiple of 4, not 6; name such"),
 ])  # fmt: skip
 def test_layers_that_groups_of_4_bits_do_not_suit_are_named(method, says):

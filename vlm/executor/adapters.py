@@ -56,11 +56,16 @@ class AdapterCache:
         for it, or its rank is too high; InputError for one that has no meaning beside these weights."""
         if len(self._adapters) >= self._capacity:
             have = f"there is room for {counted(self._capacity, 'adapter')} at once"
-            raise LimitError(f"{have}; unload one" if self._capacity else have, "start with more --max-cpu-loras")
+            raise LimitError(
+                f"{have}; unload one" if self._capacity else have,
+                "start with more max_cpu_loras",
+                settings=("max_cpu_loras",),
+            )
         if (rank := rank_of(adapter)) > self._max_rank:
             raise LimitError(
                 f"there is room for adapters of rank {self._max_rank}, this one has {rank}",
-                "start with a higher --max-lora-rank",
+                "start with a higher max_lora_rank",
+                settings=("max_lora_rank",),
             )
         self._adapters[adapter_id] = self._beside(adapter)
         try:
@@ -90,9 +95,8 @@ class AdapterCache:
         fits = all(w.fits(dtype) for layers in adapter.values() for changes in layers.values() for w in changes)
         if not self._minimum(int(fits)):
             name = str(dtype).removeprefix("torch.")
-            raise InputError(
-                f"the adapter has values that are too large for {name}; run its model with another --dtype."
-            )
+            said = f"the adapter has values that are too large for {name}; run its model with another dtype."
+            raise InputError(said, settings=("dtype",))
 
     def remove(self, adapter_id: int) -> None:
         """Forgets an adapter. No sequence may have it any more."""
@@ -107,7 +111,8 @@ class AdapterCache:
             raise LimitError(
                 f"{counted(len(wanted), 'adapter')} are in use at once, the device has room for {self.num_slots}; ask"
                 " again later",
-                "start with more --max-loras",
+                "start with more max_loras",
+                settings=("max_loras",),
             )
         for number in sorted(wanted):
             self.check(number)

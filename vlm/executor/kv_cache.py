@@ -98,8 +98,9 @@ def plan_cache(
         raise OutOfMemoryError(
             f"the KV cache has room for {shape.num_self} self- and {shape.num_cross} cross-attention blocks of"
             f" {size / 2**20:.2f} MiB, one sequence of {max_seq_len} tokens{over} needs"
-            f" {self_table} and {cross_table}; lower --max-seq-len, give --dtype bfloat16, or change"
-            " --kv-cache-free-gpu-memory-fraction or --cross-kv-cache-fraction."
+            f" {self_table} and {cross_table}; lower max_seq_len, give dtype bfloat16, or change"
+            " kv_cache_free_gpu_memory_fraction or cross_kv_cache_fraction.",
+            settings=("max_seq_len", "dtype", "kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"),
         )
     return shape
 

@@ -128,16 +128,17 @@ def _length(place: slice) -> int:
 def keep_weights(network: nn.Module, quantization: Quantization) -> nn.Module:
     """Lays out the weights of a network, which are dense and have no values yet, as a quantization says. Raises
     ConfigError that names the layers which its method cannot keep."""
-    refused: dict[str, list[str]] = {}  # layers by the reason
+    refused: dict[str, tuple[ConfigError, list[str]]] = {}  # an error and the layers that it is of, by its sentence
     for path, module in network.named_modules():
         if isinstance(module, Linear):
             try:
                 module.keep(quantization.method_for(path))
             except ConfigError as error:
-                refused.setdefault(str(error), []).append(f"{quantization.role}.{path}".removeprefix("."))
+                _, names = refused.setdefault(str(error), (error, []))
+                names.append(f"{quantization.role}.{path}".removeprefix("."))
     if refused:
-        reason, names = next(iter(refused.items()))
-        raise ConfigError(f"{listed(names, 2)}: {reason}")
+        error, names = next(iter(refused.values()))
+        raise ConfigError(f"{listed(names, 2)}: {error}", settings=error.settings)
     return network
 
 

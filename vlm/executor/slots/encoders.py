@@ -42,6 +42,7 @@ class SlotEncoders:
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Encodes texts as they are: such an engine has no adapters."""
         if recorder is not None:
-            raise InputError("a compiled engine gives the last hidden states alone; build it with --backend torch.")
+            said = "a compiled engine gives the last hidden states alone; build it with backend torch."
+            raise InputError(said, settings=("backend",))
         hidden = encode_padded(required(self.encoder), parts, self.dtype, self.device)
         return [rows[: len(tokens)] for rows, (_, tokens) in zip(hidden, parts, strict=True)]

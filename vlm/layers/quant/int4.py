@@ -32,12 +32,14 @@ class Int4(QuantizedMethod):
         if in_features % 4:
             raise ConfigError(
                 f"weights of 4 bits are kept of layers whose inputs are a multiple of 4, not {in_features}; name such"
-                " layers with --ignore."
+                " layers with ignore.",
+                settings=("ignore",),
             )
         if in_features % self.group_size:
             raise ConfigError(
-                f"groups of {self.group_size} weights do not divide {in_features} inputs; give --group-size"
-                f" {self._largest_divisor(in_features)}, or name such layers with --ignore."
+                f"groups of {self.group_size} weights do not divide {in_features} inputs; give group_size"
+                f" {self._largest_divisor(in_features)}, or name such layers with ignore.",
+                settings=("group_size", "ignore"),
             )
         out, groups = sum(part_sizes.values()), in_features // self.group_size
         specs = {
