@@ -41,7 +41,7 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path):
     assert "tokenizer" not in call("convert", "mini-t5", "-o", tmp_path / "whole").stderr
     run = ("run", "--model", out, "--device", "cpu", "--max-new-tokens", 4)
     result = call(*run, "--text", "a")
-    assert result.exit_code == 2 and "no tokenizer; give token ids instead of text: --input-ids FILE" in result.stderr
+    assert result.exit_code == 2 and "no tokenizer; give token ids instead of text (--input-ids)" in result.stderr
     for languages in (), ("--src-lang", "en", "--tgt-lang", "de"):  # what lacks is the tokenizer, not these
         said = one_sentence(call("translate", "a", "--model", out, "--device", "cpu", *languages))
         assert "no tokenizer; give token ids" in said

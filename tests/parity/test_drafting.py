@@ -199,7 +199,7 @@ def test_fewer_steps_where_a_text_is_repeated(kind, tmp_path, monkeypatch):
 # --- what is refused
 def test_more_than_the_engine_proposes_is_refused(tmp_path):
     pipe = load(engine_dir(tiny.gpt2(), tmp_path), 2)
-    with pytest.raises(LimitError, match="proposes 2 tokens a step at most; leave it out, or give --num-speculative"):
+    with pytest.raises(LimitError, match="proposes 2 tokens a step at most; leave it out, or give num_speculative"):
         pipe.generate(decoder_prompt_token_ids=[5], prompt_lookup_num_tokens=3)
     with pytest.raises(ConfigError, match="num_speculative_tokens is 17, it must be between 0"):
         RuntimeConfig(num_speculative_tokens=17)

@@ -93,7 +93,7 @@ def test_what_cannot_be_split(whole, halves, tmp_path):
         (whole["t5"], {"tp_size": 0}, ConfigError, "tp_size is 0"),
         (whole["t5"], {}, InputError, "is converted already (checkpoint)"),
         (halves, {"tp_size": 2}, InputError, "is split already; give the whole model"),
-        (whole["t5"], {"tp_size": 2, "tokenizer": "moses"}, InputError, "--tokenizer"),
+        (whole["t5"], {"tp_size": 2, "tokenizer": "moses"}, InputError, "`tokenizer` is for"),
     ]
     for checkpoint, options, kind, words in cases:
         with pytest.raises(kind) as caught:
