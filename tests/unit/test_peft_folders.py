@@ -167,9 +167,7 @@ def test_values_beyond_the_type_that_layers_compute_in_are_refused(tmp_path):
     """Beside them the rows of others would be no numbers: their products with them count for nothing, and are NaN."""
     engine = engine_dir(tiny.llama(), tmp_path, dtype="float16")
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_loras=1))
-    with pytest.raises(
-        InputError, match="has values that are too large for float16; run its model with another dtype"
-    ):
+    with pytest.raises(InputError, match="has values that are too large for float16; run its model with another dtype"):
         pipe.load_lora("a", folder_of(tmp_path / "a", lora_alpha=1e6))
     pipe.load_lora("b", folder_of(tmp_path / "b", lora_alpha=1e4))  # there is room
 
