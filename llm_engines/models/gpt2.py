@@ -137,8 +137,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(batch.kept(x), self.attention(y, batch, angles=angles))
-        return x, self.ffn(y, batch.of_kept())
+        x, y = self.ffn_norm(batch.keep_rows(x), self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch.narrowed)
 
 
 def _norm(config: GPT2Config) -> LayerNorm | RmsNorm:

@@ -104,10 +104,10 @@ class Block(nn.Module):
         norm adds it in one pass."""
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
-            x, y = self.ffn_norm(batch.kept(x), self.attention(y, batch))
-            return x, self.ffn(y, batch.of_kept())
-        x = self.attention_norm.of_sum(batch.kept(x), self.attention(x, batch))
-        return self.ffn_norm.of_sum(x, self.ffn(x, batch.of_kept())), None
+            x, y = self.ffn_norm(batch.keep_rows(x), self.attention(y, batch))
+            return x, self.ffn(y, batch.narrowed)
+        x = self.attention_norm.of_sum(batch.keep_rows(x), self.attention(x, batch))
+        return self.ffn_norm.of_sum(x, self.ffn(x, batch.narrowed)), None
 
 
 class OPT(nn.Module):
@@ -139,7 +139,7 @@ class OPT(nn.Module):
             x = self.final_norm(x, delta)[1]
         elif delta is not None:
             x = x + delta
-        return self.project_out(x, batch.of_kept()) if self.has_projections else x
+        return self.project_out(x, batch.narrowed) if self.has_projections else x
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, embedding_size] -> [R, vocab_size]"""

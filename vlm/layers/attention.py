@@ -139,7 +139,7 @@ class SelfAttention(FusedAttention):
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         q, k = self.normed(q, k)
         mixed = batch.attention.self_attention(self.layer, q, k, v, scores=self.scores(bias), angles=angles)
-        return self.out(batch.kept(mixed.flatten(1)), batch.of_kept())
+        return self.out(batch.keep_rows(mixed.flatten(1)), batch.narrowed)
 
 
 class MergedAttention(SelfAttention):

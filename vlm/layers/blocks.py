@@ -43,7 +43,7 @@ class Blocks(nn.ModuleList):
         x, delta = last(x, delta, batch if narrows else whole, *more)
         self.stages.hand_on(x, delta)  # as their sum: half as much, of x's own type
         if not narrows:
-            x, delta = batch.kept(x), None if delta is None else batch.kept(delta)
+            x, delta = batch.keep_rows(x), None if delta is None else batch.keep_rows(delta)
         if batch.recorder is not None and len(self.counts) > 1:
             batch.recorder.hidden_states = self._of_all_stages(batch.recorder.hidden_states)
         return x, delta

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -43,17 +44,20 @@ class ForwardBatch:
     recorder: HiddenStateRecorder | None = None
     rows_to_keep: Tensor | None = None  # [n] int64: whose hidden rows are wanted of a decoder; None: all
 
-    def kept(self, x: Tensor) -> Tensor:
+    def keep_rows(self, x: Tensor) -> Tensor:
         """Returns the rows to keep of x [R, …]."""
         return x if self.rows_to_keep is None else x[self.rows_to_keep]
 
-    def of_kept(self) -> ForwardBatch:
+    @property
+    def narrowed(self) -> ForwardBatch:
         """Returns the same of the rows to keep alone, for what does not attend."""
-        keep, ids = self.rows_to_keep, self.adapter_ids
-        if keep is None:
-            return self
-        positions, ids = self.positions[..., keep], None if ids is None else ids[keep]
-        return replace(self, positions=positions, adapter_ids=ids, rows_to_keep=None)
+        return self if self.rows_to_keep is None else self._kept_alone
+
+    @cached_property
+    def _kept_alone(self) -> ForwardBatch:
+        # never the batch itself, whose tensors a circle would hold until it is collected
+        ids = None if self.adapter_ids is None else self.keep_rows(self.adapter_ids)
+        return replace(self, positions=self.positions[..., self.rows_to_keep], adapter_ids=ids, rows_to_keep=None)
 
     def rows(self, start: int, end: int) -> ForwardBatch:
         """Returns the same of some rows alone, for what does not attend: a head."""
