@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 import vlm
-from vlm.api.images_ahead import ImagesAhead
+from vlm.api.ahead.images_ahead import ImagesAhead
+from vlm.api.ahead.texts_ahead import TextsAhead
 from vlm.api.outputs import OutputReader
-from vlm.api.texts_ahead import TextsAhead
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig

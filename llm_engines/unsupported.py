@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.hugging_face.model_files import ModelFiles
 from vlm.errors import listed
 from vlm.registry.unsupported import Unsupported
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests import tiny
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.base import GROUPED
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

@@ -20,8 +20,8 @@ from transformers import (
 
 from tests import tiny
 from tests.published_kit import facts
+from visual_engines.answers.florence2_answers import NAMELESS
 from visual_engines.families.florence2 import ADDED_TOKENS
-from visual_engines.families.florence2_answers import NAMELESS
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 NAMES = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))

@@ -10,7 +10,7 @@ from PIL import Image as Picture
 
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.requests.image import Image
 from vlm.requests.request import Request

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from visual_engines.families.image_processors import CLIP
-from vlm.artifacts.checkpoint import Checkpoint
+from visual_engines.images.image_processors import CLIP
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.folder import convert_folder

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

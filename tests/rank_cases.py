@@ -12,7 +12,7 @@ import torch
 from tests.engines import engine_dir
 from tests.families import inputs_of
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vlm.api.following import follow_first_rank
+from vlm.api.model.following import follow_first_rank
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.parallel.collectives import OneHost, OneRank, Ranks
 from vlm.parallel.mapping import Mapping

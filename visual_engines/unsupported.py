@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from visual_engines.families.lighton_ocr import is_lighton
-from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.hugging_face.model_files import ModelFiles
 from vlm.errors import cut, shown
 from vlm.registry.unsupported import Unsupported, describe_adapter
 

@@ -13,7 +13,7 @@ from vlm.parallel.mapping import Mapping, Shard
 from vlm_app.bench.clock import repeated
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 # a row of the position table a token; K and V of the encoder's rows are in the cache since the prefill
 NOT_READ = ("positions.*", "*.cross_attention.kv.*")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.errors import LimitError, VlmError
 from vlm.registry.catalogs import configs_of

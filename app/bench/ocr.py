@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm_app.bench.ocr_config import OcrBenchConfig

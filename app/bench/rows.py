@@ -14,7 +14,7 @@ from vlm_app.bench.kernels import kernels_of
 from vlm_app.bench.systems.session import Results, Session, has_floor, split
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Sized)  # a batch

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.artifacts.native.engine_dir import EngineDir, is_engine
 from vlm.artifacts.progress import Progress
 from vlm.backends.cuda_context import start_context
 from vlm.backends.devices import devices_of

@@ -10,7 +10,7 @@ from vlm_app.core import garbage
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm.config import RuntimeConfig
     from vlm.parallel.collectives import Ranks
     from vlm.parallel.environment import Meeting
@@ -37,7 +37,7 @@ def open_pipeline(engine: EngineDir, runtime: RuntimeConfig, meeting: Meeting | 
 
 
 def _connected(engine: EngineDir, runtime: RuntimeConfig, meeting: Meeting) -> tuple[Ranks, RuntimeConfig]:
-    from vlm.api import rank_processes
+    from vlm.api.model import rank_processes
 
     meeting.wait_for_first()
     others = rank_processes.begin(engine, runtime, meeting)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm.backends.installed import backend

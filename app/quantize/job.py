@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.checkpoint import Check, Checkpoint, check_output, scratch_beside
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, check_output, scratch_beside
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.progress import Progress
-from vlm.artifacts.roles import RoleWeights
 from vlm.build.ahead import roles_of_weights, roles_to_quantize
 from vlm.build.from_model import checkpoint_of
 from vlm.build.kinds import family_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.files import read_json
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.build.locate import locate
 from vlm.errors import InputError, first_line, listed
 from vlm.registry.catalogs import converter_of, match_family

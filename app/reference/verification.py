@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm_app.reference.accuracy import comparable, fitting_beside
 from vlm_app.reference.huggingface import check_family
 from vlm_app.reference.random_inputs import RandomInputs

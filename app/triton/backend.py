@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.errors import VlmError
 from vlm.processing.processor import Processor
 from vlm_app.server.core.setting_names import for_clients

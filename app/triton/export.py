@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.files import atomic_dir
-from vlm.artifacts.manifest import MANIFEST
+from vlm.artifacts.native.engine_dir import EngineDir
+from vlm.artifacts.native.manifest import MANIFEST
 from vlm.errors import InputError, LimitError
 from vlm.processing.processor import Processor
 from vlm_app.server.repository import pbtxt

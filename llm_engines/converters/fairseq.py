@@ -28,9 +28,9 @@ from llm_engines.families.moses import Moses
 from llm_engines.models.bart import cross_rules, stack_rules
 from llm_engines.models.bart_config import BartConfig
 from vlm.artifacts.archives import unpacked
-from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.progress import Progress
-from vlm.artifacts.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.conversion import apply_rules
 from vlm.convert.roles import module_layout

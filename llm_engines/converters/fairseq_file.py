@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.hf_folder import check_pickle, check_tensors
+from vlm.artifacts.hugging_face.hf_folder import check_pickle, check_tensors
 from vlm.errors import CheckpointError, VlmWarning, listed
 
 WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")

@@ -13,8 +13,8 @@ from PIL import Image
 import vlm
 from tests import qwen_kit
 from tests.cli_kit import call, one_sentence
+from visual_engines.answers.mineru_markdown import to_markdown
 from visual_engines.families.mineru import ANGLES, ASKS, MINERU, READ
-from visual_engines.families.mineru_markdown import to_markdown
 from vlm.errors import ImageError, InputError
 from vlm.processing import processor as processors
 from vlm.registry.page_steps import Block

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli_kit import call
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends import installed
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError

@@ -10,7 +10,7 @@ import pytest
 from tests import tiny
 from tests.cli_kit import call, ended, one_sentence
 from tests.ocr_jobs import EXAMPLES
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 
 FIGURES = {"model", "out", "format", "quantization", "quantization_options", "bytes", "device", "dtype",
            "calibrated_on", "compared_on", "held_out", "left_out", "tokens", "token_agreement", "equal_outputs",

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
-from visual_engines.families.image_processors import CLIP
+from visual_engines.images.image_processors import CLIP
 from vlm.errors import ImageError, InputError
 from vlm.processing.media.image_processor import ProcessorSource
 from vlm.processing.media.pool import MediaConfig, MediaPool

@@ -26,7 +26,7 @@ from tests.media_kit import children
 from tests.prompted_kit import saved
 from tests.ranks import on_ranks
 from tests.server_kit import free_port, until
-from vlm.api import rank_processes
+from vlm.api.model import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.backends.devices import of_rank
 from vlm.build.locate import packaged_models
@@ -129,7 +129,7 @@ def test_a_first_rank_that_is_killed_amid_the_start_leaves_nothing(t5, tmp_path,
 # a rank whose folder is removed before it has come to its store, and who removes it dawdles
 DAWDLER = """
 import time
-from vlm.api import rank_processes as ranks
+from vlm.api.model import rank_processes as ranks
 
 remove, take = ranks.shutil.rmtree, ranks._take_device
 ranks.shutil.rmtree = lambda folder, **options: (remove(folder, **options), time.sleep(2))
@@ -147,14 +147,14 @@ def test_a_rank_that_finds_no_folder_to_meet_in_ends_at_once(whole, tmp_path):
 
 
 def test_a_rank_that_cannot_start_is_said(whole, monkeypatch):
-    monkeypatch.setattr("vlm.api.rank_processes.sys.executable", "/bin/false")
+    monkeypatch.setattr("vlm.api.model.rank_processes.sys.executable", "/bin/false")
     with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started"):
         Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
 
 
 def test_a_rank_whose_device_is_not_there_is_not_waited_for(whole, monkeypatch):
     devices = [CPU, RuntimeConfig(device="cuda:99")]  # as where a GPU is hidden from that process alone
-    monkeypatch.setattr("vlm.api.rank_processes.of_rank", lambda runtime, rank, size: devices[rank])
+    monkeypatch.setattr("vlm.api.model.rank_processes.of_rank", lambda runtime, rank, size: devices[rank])
     monkeypatch.setattr("vlm.parallel.process_group.TIMEOUT", timedelta(seconds=5))
     with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started; what it said stands above"):
         Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
@@ -168,7 +168,7 @@ def test_a_load_that_fails_ends_the_other_ranks(whole, monkeypatch, part):
     def fail(*arguments):
         raise EngineError("there is no processor.")
 
-    monkeypatch.setattr(f"vlm.api.{part}", fail)
+    monkeypatch.setattr(f"vlm.api.model.{part}", fail)
     with pytest.raises(EngineError, match="there is no processor"):
         Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
     [others] = begun

@@ -13,7 +13,7 @@ from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_vila as vila
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.backends.tensorrt.plan_info import PlanInfo
 from vlm.build.builder import build_engine

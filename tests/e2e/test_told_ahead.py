@@ -50,7 +50,7 @@ STATIC = ("--format", "w8a8", "--static-activations", "--calibrate", "texts.txt"
 ])  # fmt: skip
 def test_what_networks_tell_is_told_before_they_are_written(sources, tmp_path, monkeypatch, verb, name, options, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vlm.artifacts.checkpoint.write_parts", None)  # which would be a call of None
+    monkeypatch.setattr("vlm.artifacts.native.checkpoint.write_parts", None)  # which would be a call of None
     (tmp_path / "texts.txt").write_text("A text.\nAnother one.\n")
     asked = (verb, sources / name, "-o", "q") if verb != "run" else (verb, "--text", "w1 w2", "--model", sources / name)
     assert words in one_sentence(call(*asked, *options))

@@ -12,7 +12,7 @@ from tests import tiny
 from tests.engines import pipeline
 from tests.parity.test_nougat import RAGGED_SEED, joined
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.requests.image import Image
@@ -145,7 +145,7 @@ def test_16_bit_logits_are_within_tolerance(tmp_path, dtype, tolerance):
         image_size=(96, 64), spread=0.04,
     )  # fmt: skip
     exact_pipe = pipeline(model, tmp_path, RuntimeConfig(device="cpu"))
-    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.artifacts.native.checkpoint import Checkpoint
 
     half = build_engine(Checkpoint.open(tmp_path / "checkpoint"), tmp_path / "half", BuildConfig(dtype=dtype))
     image = tiny.images(model, 1)[0]

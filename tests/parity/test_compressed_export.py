@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from tests import tiny
 from tests.quantized_folders import prompt_logits, quantized_checkpoint
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder

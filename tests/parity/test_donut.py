@@ -14,7 +14,7 @@ from tests import tiny
 from tests.donut_kit import CORD, DOCVQA, FORMS, RVLCDIP, write_processor
 from tests.engines import pipeline
 from tests.parity.cases import parity
-from visual_engines.families.donut_json import MAX_DEPTH, read_fields
+from visual_engines.answers.donut_json import MAX_DEPTH, read_fields
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
 from vlm.processing.media.image_processor import ImageProcessor

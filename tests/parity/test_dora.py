@@ -10,7 +10,7 @@ from peft import IA3Config, LoraConfig
 from tests import tiny
 from tests.adapted import AdaptedText, AdaptedVision
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig

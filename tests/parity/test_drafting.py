@@ -11,7 +11,7 @@ from tests import tiny
 from tests.engines import engine_dir
 from tests.families import MODELS
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.engine import drafting
 from vlm.errors import ConfigError, LimitError

@@ -13,7 +13,7 @@ from tests import tiny
 from tests.engines import engine_dir
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig

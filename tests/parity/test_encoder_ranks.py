@@ -14,8 +14,8 @@ from tests.parity.test_lora import adapted_text
 from tests.rank_cases import CPU, all_ways, check_equal, encoded, outputs
 from tests.ranks import Threads, with_followers
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig

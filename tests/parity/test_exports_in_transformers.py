@@ -15,7 +15,7 @@ from tests import tiny
 from tests.parity.cases import SLOW, mostly_slow
 from tests.quantized_folders import quantized_checkpoint
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder

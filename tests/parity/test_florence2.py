@@ -14,8 +14,8 @@ from transformers.image_processing_utils import get_size_dict
 from tests import florence_kit, tiny
 from tests import published_kit as kit
 from tests.parity.cases import parity
+from visual_engines.answers.florence2_answers import answer, read_answer
 from visual_engines.families.florence2 import TASKS
-from visual_engines.families.florence2_answers import answer, read_answer
 from visual_engines.models.florence2_config import parse
 from vlm.api.load import load
 from vlm.api.pipeline import Pipeline

@@ -15,10 +15,10 @@ from tests import tiny
 from tests.lora_kit import adapter_folder, matrices, random_adapter, random_ia3
 from tests.parity.test_compressed_export import MODELS, SCALED, calibrated
 from tests.quantized_folders import FOLDERS
-from vlm.api import adapters
-from vlm.api.adapters import read_adapter
+from vlm.api.model import adapters
+from vlm.api.model.adapters import read_adapter
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder

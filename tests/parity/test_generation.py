@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerationMixin
 from tests import tiny
 from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.generation_config import FIELDS, generation_defaults, standing_alone
+from vlm.artifacts.hugging_face.generation_config import FIELDS, generation_defaults, standing_alone
 from vlm.config import RuntimeConfig
 from vlm.engine.sequence_blocks import SequenceBlocks
 from vlm.errors import InputError

@@ -11,7 +11,7 @@ from tests.adapted import BASE, FEW, QUESTION, Adapted, AdaptedText, AdaptedVisi
 from tests.engines import rebuilt
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig

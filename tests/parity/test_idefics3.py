@@ -26,7 +26,7 @@ from tests.parity.cases import Case as ParityCase
 from tests.parity.cases import flat, mostly_slow, parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder

@@ -12,8 +12,8 @@ from tests.image_parity_kit import MARK, NEW, MarkedCase, asked, check_log_proba
 from tests.parity.cases import parity
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder

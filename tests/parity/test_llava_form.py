@@ -13,10 +13,10 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from tests import tiny
 from tests.published_kit import facts
-from visual_engines.families.image_processors import CLIP
+from visual_engines.images.image_processors import CLIP
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.chat_template import read_template
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.hugging_face.chat_template import read_template
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder

@@ -15,7 +15,7 @@ from tests.families import image_size
 from tests.lora_kit import Q, adapter_folder, matrices
 from tests.parity.test_llava_form import write as write_form
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig

@@ -12,7 +12,7 @@ from tests.cli_kit import call
 from tests.nemo_kit import GPTNext, archive, gpt2_files, sentencepiece_file
 from tests.tiny import hf_continued
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder

@@ -26,9 +26,9 @@ from tests.rank_cases import (
     outputs,
 )
 from tests.ranks import with_followers
-from vlm.api.cache_bytes import CacheBytes
+from vlm.api.model.cache_bytes import CacheBytes
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, EngineError
 from vlm.executor.encoding.torch_encoders import TorchEncoders

@@ -15,7 +15,7 @@ from tests.parity.test_ia3 import ia3, lora
 from tests.parity.test_merged_adapters import merged, tuned
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError

@@ -13,7 +13,7 @@ from transformers.models.pix2struct import image_processing_pix2struct as publis
 
 from tests import pix2struct_kit as kit
 from tests import tiny
-from visual_engines.families import question_header
+from visual_engines.images import question_header
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

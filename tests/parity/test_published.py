@@ -13,7 +13,7 @@ import torch
 from tests import published_kit as kit
 from tests import tiny
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder

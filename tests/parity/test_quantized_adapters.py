@@ -12,7 +12,7 @@ from tests import tiny
 from tests.adapted import AdaptedText
 from tests.engines import method_options
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.layers.quant.methods import quantization_of

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import tiny
 from tests.quantized_folders import FOLDERS, built, expected_of, packed_llama, prompt_logits
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.convert.folder import convert_folder
 from vlm.convert.quantized.bitsandbytes import NESTED, STATES
 from vlm.convert.quantized.export import layer_tensors

@@ -29,7 +29,7 @@ from tests.parity.cases import parity
 from tests.ranks import with_followers
 from visual_engines.models import pixtral, qwen_vl
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
@@ -250,7 +250,7 @@ def test_slivers_and_videos_are_refused(published):
 
 
 def _images_of(settings: dict, folder):
-    from visual_engines.families.qwen_images import QWEN_IMAGES
+    from visual_engines.images.qwen_images import QWEN_IMAGES
 
     settings = {"image_processor_type": "Qwen2VLImageProcessor", **settings}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))

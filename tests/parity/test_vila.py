@@ -16,7 +16,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 from tests import tiny
 from tests.parity.cases import parity
 from tests.published_kit import facts
-from visual_engines.families.image_processors import SIGLIP, preferring
+from visual_engines.images.image_processors import SIGLIP, preferring
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.kinds import kind_of
 from vlm.build.random_checkpoint import random_checkpoint

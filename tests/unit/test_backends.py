@@ -14,8 +14,8 @@ import pytest
 import vlm
 from tests import tiny
 from tests.engines import engine_dir
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.manifest import Manifest
+from vlm.artifacts.native.engine_dir import EngineDir
+from vlm.artifacts.native.manifest import Manifest
 from vlm.backends import installed
 from vlm.backends.base import Backend, Preference
 from vlm.backends.installed import backend, backend_of, backends, checked_backend, names

@@ -78,7 +78,7 @@ def test_without_hugging_face_and_limits(arch):
 
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm_app.bench.systems.baselines import Baseline
     from vlm_app.bench.systems.subject import prepare
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests import tiny
-from vlm.api import rank_processes
+from vlm.api.model import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.unit.artifact_kit import CONFIG, contents
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.files import atomic_dir, write_atomically
-from vlm.artifacts.generation_config import generation_defaults
-from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.hugging_face.generation_config import generation_defaults
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import TensorFiles, TensorSource, write_hashed, write_tensors
 from vlm.errors import CheckpointError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from visual_engines.families.doctags import is_tag
-from visual_engines.families.doctags_markdown import to_markdown
+from visual_engines.answers.doctags import is_tag
+from visual_engines.answers.doctags_markdown import to_markdown
 from visual_engines.families.idefics3 import image_text
 
 PLACE = "<loc_12><loc_34><loc_56><loc_78>"

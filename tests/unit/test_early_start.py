@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.build.store import resolve
 from vlm_app.core import early_start
 
@@ -19,7 +19,7 @@ pool.close()
 """
 IMPORTS = """
 from tests.worker_calls import warmed_up
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.processing.media.image_processor import ProcessorSource
 from vlm_app.ocr.documents.page_reading import PageImages
 from vlm_app.ocr.documents.render_pool import RenderPool

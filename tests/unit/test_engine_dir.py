@@ -8,7 +8,7 @@ import torch
 from tests.unit import artifact_kit
 from tests.unit.artifact_kit import CONFIG, GENERATION, contents
 from vlm.artifacts import hashes
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig

@@ -9,7 +9,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.errors import EngineError
 from vlm.layers.quant import methods
 from vlm.layers.quant.dense import Dense

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from transformers import CLIPImageProcessor
 
 from tests import hostile_kit as kit
-from visual_engines.families.image_processors import CLIP
+from visual_engines.images.image_processors import CLIP
 from vlm.errors import DocumentError, ImageError
 from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
 from vlm.processing.media.documents import is_pdf, open_document
@@ -176,7 +176,7 @@ def test_slivers_are_not_padded_beyond_their_budget(kind):
     setup = (
         "from tests.hostile_kit import blank_png\nfrom vlm.processing.media.images import load_image\n"
         "from vlm.processing.media.image_processor import ImageProcessor\n"
-        f"from visual_engines.families.{kind.replace(':', ' import ')} as SPEC\n"
+        f"from visual_engines.images.{kind.replace(':', ' import ')} as SPEC\n"
         f"processor = ImageProcessor(SPEC, {SLIVERS[kind]})\nprocessor([load_image(blank_png(9, 9))])"
     )
     call = "[tuple(processor([load_image(blank_png(*size))]).shape[1:]) for size in ((1, 250_000), (250_000, 1))]"
@@ -186,7 +186,7 @@ def test_slivers_are_not_padded_beyond_their_budget(kind):
 
 def processor_that_only_pads(kind: str, config: dict, seen: list[tuple[int, int]]) -> ImageProcessor:
     module, _, name = kind.partition(":")
-    spec = getattr(importlib.import_module(f"visual_engines.families.{module}"), name)
+    spec = getattr(importlib.import_module(f"visual_engines.images.{module}"), name)
     transform = Transform(lambda images: seen.append(images[0].size) or torch.zeros(1, 3, 1, 1))
     return ImageProcessor(dataclasses.replace(spec, load=lambda name, settings: transform), config)
 

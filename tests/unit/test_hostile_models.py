@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 
 from tests import hostile_kit as kit
 from tests.cli_kit import call
-from visual_engines.families.image_processors import CLIP
+from visual_engines.images.image_processors import CLIP
 from vlm.artifacts import archives
 from vlm.artifacts.archives import LARGEST_READ, unpacked
-from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.files import load_json
-from vlm.artifacts.hf_folder import HFFolder, read_pickle
-from vlm.artifacts.manifest import Manifest
+from vlm.artifacts.hugging_face.hf_folder import HFFolder, read_pickle
+from vlm.artifacts.native.engine_dir import EngineDir
+from vlm.artifacts.native.manifest import Manifest
 from vlm.build.builder import build_engine
 from vlm.build.kinds import kind_of
 from vlm.build.locate import packaged_models
@@ -213,7 +213,7 @@ def test_zips_that_unpack_to_more_than_they_are(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x/data.pkl", bytes(2**26))
     setup = "import torch\n"
-    setup += "from pathlib import Path\nfrom vlm.artifacts.hf_folder import read_pickle"
+    setup += "from pathlib import Path\nfrom vlm.artifacts.hugging_face.hf_folder import read_pickle"
     said, megabytes = kit.measured(setup, f"read_pickle(Path({str(tmp_path / 'x.bin')!r}))")
     assert "unpacks to more than its size" in said and megabytes < 50
 

@@ -13,7 +13,7 @@ import pytest
 
 from llm_engines.families.fairseq import tokenizer_rules
 from tests.cli_kit import call
-from vlm.artifacts.chat_template import read_template
+from vlm.artifacts.hugging_face.chat_template import read_template
 from vlm.build.locate import packaged_models
 from vlm.errors import EngineError, InputError
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.hub_server import COMMIT, Hub, serve
-from vlm.artifacts import hub as hub_module
-from vlm.artifacts.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
+from vlm.artifacts.hugging_face import hub as hub_module
+from vlm.artifacts.hugging_face.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 from vlm.errors import ModelNotFoundError, UnsupportedModelError
 from vlm.registry.catalogs import check_files
 

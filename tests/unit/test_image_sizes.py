@@ -12,7 +12,7 @@ from PIL import Image as Picture
 from tests import mosaic_kit, prompted_kit, tiny
 from tests.mosaic_kit import LARGEST, PATCH, pictures
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.selection import pick
 from vlm.build.builder import build_engine
 from vlm.build.store import resolve
@@ -153,7 +153,7 @@ def test_limits_are_those_of_the_largest_image(page, tmp_path):
 
 
 def test_only_torch_encodes_several_sizes(page, tmp_path):
-    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.artifacts.native.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(page.path.parent / "checkpoint")
     with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):

@@ -16,9 +16,9 @@ from PIL import Image
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
 from transformers import AutoImageProcessor, NougatImageProcessor
 
-from visual_engines.families.image_processors import BLIP, CLIP, SIGLIP, VIT, preferring
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from visual_engines.families.t5gemma2 import IMAGES as GEMMA
+from visual_engines.images.image_processors import BLIP, CLIP, SIGLIP, VIT, preferring
+from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import EngineError, ImageError
 from vlm.processing.media.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.media.images import load_image

@@ -9,7 +9,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
-from vlm.api.images_ahead import ImagesAhead
+from vlm.api.ahead.images_ahead import ImagesAhead
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vlm
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.store import resolve
 from vlm.errors import InputError
 from vlm.processing.inputs.fields import InputFields

@@ -9,8 +9,9 @@ import pytest
 
 import vlm
 from tests import tiny
-from vlm.api import load, loaded_model, pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.api import load, pipeline
+from vlm.api.model import loaded_model
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.backends.torch import TorchBackend
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

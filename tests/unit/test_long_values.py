@@ -14,10 +14,10 @@ import pytest
 
 from tests.published_kit import FOLDER
 from tests.unit.test_mutated_folders import places
-from visual_engines.families.image_processors import CLIP
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.generation_config import generation_defaults, standing_alone
-from vlm.artifacts.manifest import Manifest
+from visual_engines.images.image_processors import CLIP
+from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.manifest import Manifest
 from vlm.convert.adapters.peft import read_peft
 from vlm.convert.roles import role_configs
 from vlm.convert.values import invalid_values

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from visual_engines.answers.mineru_markdown import to_markdown
 from visual_engines.families.mineru import MINERU, ask, blocks
-from visual_engines.families.mineru_markdown import to_markdown
 from vlm.api.outputs import Output
 from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.errors import ImageError, InputError

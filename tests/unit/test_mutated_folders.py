@@ -19,7 +19,7 @@ from PIL import Image
 from tests import florence_kit, idefics3_kit, lighton_kit, pix2struct_kit, qwen_kit
 from tests.families import MODELS
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig, RuntimeConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlm.artifacts.generation_config import FIELDS
+from vlm.artifacts.hugging_face.generation_config import FIELDS
 from vlm.options import defaults_of, options_of
 from vlm.requests.generation import NOT_APPLIED, without_effect
 from vlm.requests.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from visual_engines.families.nougat_markdown import MISSING, to_markdown
+from visual_engines.answers.nougat_markdown import MISSING, to_markdown
 
 ORDINARY = [
     "# Title\n\nA paragraph, with **bold words** and \\(x^{2}+\\alpha\\) inside.",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.server_kit import until
-from vlm.api.prefetch import Prefetch
+from vlm.api.ahead.prefetch import Prefetch
 from vlm.executor.timing import DeviceTimer
 from vlm.stage_clock import StageClock
 from vlm_app.ocr.bottleneck import bottleneck

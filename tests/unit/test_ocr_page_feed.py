@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlm.api.prefetch import Prefetch
+from vlm.api.ahead.prefetch import Prefetch
 from vlm.errors import DocumentError
 from vlm_app.ocr.documents.pages import opening
 from vlm_app.ocr.events import Work

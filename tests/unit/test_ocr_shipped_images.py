@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import EngineError
 from vlm.processing.media.image_processor import ProcessorSource
 from vlm_app.ocr.documents.page_reading import PageImages

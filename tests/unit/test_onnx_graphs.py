@@ -18,8 +18,8 @@ from tests import tiny
 from tests.cli_kit import call
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends import selection as backends
 from vlm.backends.graphs import export as onnx_export
 from vlm.backends.graphs import io as graph_io

@@ -15,8 +15,8 @@ import torch
 from tests import tiny
 from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.graphs import io as graph_io
 from vlm.backends.installed import checked_backend
 from vlm.backends.onnxruntime import check as graph_check

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llm_engines.models.llama_config import LlamaConfig, parse
-from vlm.artifacts.generation_config import generation_defaults, standing_alone
+from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
 from vlm.errors import ConfigError, InputError
 from vlm.requests.generation import OTHER_NAMES, model_defaults, sampling_params
 from vlm.requests.sampling_params import SamplingParams

@@ -14,9 +14,9 @@ import transformers
 from PIL import Image
 
 from tests import lighton_kit, qwen_kit
-from visual_engines.families import pixtral_images, qwen_images
-from visual_engines.families.pixtral_images import PIXTRAL_IMAGES
-from visual_engines.families.qwen_images import QWEN_IMAGES
+from visual_engines.images import pixtral_images, qwen_images
+from visual_engines.images.pixtral_images import PIXTRAL_IMAGES
+from visual_engines.images.qwen_images import QWEN_IMAGES
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
@@ -156,7 +156,7 @@ def test_an_engine_reads_an_image_without_what_the_classes_import(name, tmp_path
 import sys
 from PIL import Image
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 
 pipe = Pipeline(EngineDir.open({str(tmp_path / "engine")!r}), RuntimeConfig(device="cpu"))

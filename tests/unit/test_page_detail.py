@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from tests import media_kit as kit
-from visual_engines.families.image_processors import BLIP, CLIP, LLAVA
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from visual_engines.images.image_processors import BLIP, CLIP, LLAVA
+from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import ImageError
 from vlm.processing.media import pdf_document
 from vlm.processing.media.documents import DocumentPage, open_document

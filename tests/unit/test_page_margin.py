@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import NougatImageProcessor
 
-from visual_engines.families import page_margin
-from visual_engines.families.page_margin import content_box
+from visual_engines.images import page_margin
+from visual_engines.images.page_margin import content_box
 
 
 def page(kind: str, generator: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests import lighton_kit
-from visual_engines.families.pixtral_images import PIXTRAL_IMAGES
+from visual_engines.images.pixtral_images import PIXTRAL_IMAGES
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
 from vlm.errors import CheckpointError, ConfigError, EngineError

@@ -9,9 +9,9 @@ import vlm
 from tests import tiny
 from tests.engines import engine_dir
 from tests.lora_kit import K, Q, adapter_folder, matrices, scales
-from vlm.api import adapters
+from vlm.api.model import adapters
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.backends.onnxruntime.backend import OnnxRuntimeBackend
 from vlm.build.from_model import convert_model
 from vlm.config import RuntimeConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vlm.api import prefetch
-from vlm.api.pooled import PooledMap
-from vlm.api.prefetch import Prefetch
+from vlm.api.ahead import prefetch
+from vlm.api.ahead.pooled import PooledMap
+from vlm.api.ahead.prefetch import Prefetch
 from vlm.errors import ImageError
 
 

@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
 from visual_engines.families.blip2 import as_question
-from vlm.artifacts.chat_template import read_template
+from vlm.artifacts.hugging_face.chat_template import read_template
 from vlm.errors import EngineError, InputError
 from vlm.processing.chat.conversation import Conversation
 from vlm.processing.chat.prompts import Prompts

@@ -9,7 +9,7 @@ import torch
 
 from tests.engines import grouped_checkpoint
 from tests.unit.test_networks import NETWORKS, published, skeletons
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.layers.context import ModelContext
 from vlm.layers.feed_forward import FeedForward
 from vlm.layers.linear import Linear

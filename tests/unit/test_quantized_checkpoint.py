@@ -10,8 +10,8 @@ import torch
 
 from tests.engines import grouped_checkpoint
 from tests.quantized_folders import quantized_checkpoint
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.torch import check_fp8
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlm.api import rank_processes
+from vlm.api.model import rank_processes
 from vlm.errors import EngineError
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit import artifact_kit
 from tests.unit.hub_server import Hub, serve
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.hub import download
+from vlm.artifacts.hugging_face.hub import download
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build import engine_cache
 from vlm.build.builder import build_engine
 from vlm.build.locate import locate, packaged_models
@@ -160,7 +160,7 @@ def test_hub_id(hf, monkeypatch, tmp_path):
     files = {p.name: p.read_bytes() for p in hf.iterdir()}
     with serve(Hub("org/toy", files)) as hub:
         # huggingface_hub reads HF_ENDPOINT when it is imported, which may be long ago
-        monkeypatch.setattr("vlm.artifacts.hub.download", functools.partial(download, endpoint=hub.url))
+        monkeypatch.setattr("vlm.artifacts.hugging_face.hub.download", functools.partial(download, endpoint=hub.url))
         path = resolve("org/toy")
         assert EngineDir.open(path).family == "toy"
         assert hub.fetched() == {"config.json", "tokenizer.json", "model.safetensors"}

@@ -11,8 +11,8 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 
 from tests import ft_kit, tiny
 from tests.engines import engine_dir
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.build.locate import packaged_models
 from vlm.config import BuildConfig

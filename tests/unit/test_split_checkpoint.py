@@ -13,7 +13,7 @@ from tests.engines import engine_dir
 from tests.families import MODELS
 from tests.quantized_folders import quantized_checkpoint
 from vlm.artifacts import weights
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.from_model import build_model, convert_model
 from vlm.config import BuildConfig

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError
 

@@ -13,8 +13,8 @@ import pytest
 from tests import tiny
 from tests.engines import engine_dir
 from tests.server_kit import is_empty
+from vlm.api.ahead.texts_ahead import TextsAhead
 from vlm.api.pipeline import Pipeline
-from vlm.api.texts_ahead import TextsAhead
 from vlm.config import RuntimeConfig
 from vlm.errors import LimitError, OutOfMemoryError
 

@@ -13,7 +13,7 @@ from tests.cli_kit import call, one_sentence
 from tests.lora_kit import adapter_folder
 from tests.nemo_kit import GPTNext, archive
 from tests.nemo_t5_kit import tuned_prompts
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model
 from vlm.build.store import resolve

@@ -19,11 +19,11 @@ from typing import Any
 from torch import Tensor
 
 from visual_engines.families.vicuna import vicuna
-from vlm.artifacts import hub
-from vlm.artifacts.chat_template import read_template
-from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.files import read_json
-from vlm.artifacts.hf_folder import WHAT, HFFolder
+from vlm.artifacts.hugging_face import hub
+from vlm.artifacts.hugging_face.chat_template import read_template
+from vlm.artifacts.hugging_face.hf_folder import WHAT, HFFolder
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.weights import MergedView, PrefixView
 from vlm.convert.roles import convert_roles, role_configs

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from visual_engines.converters.llava import check_settings, processor_files, vila_config, vision_config
-from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.weights import MergedView
 from vlm.convert.roles import convert_roles, role_configs

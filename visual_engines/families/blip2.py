@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from visual_engines.families.image_processors import BLIP, preferring
+from visual_engines.images.image_processors import BLIP, preferring
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 

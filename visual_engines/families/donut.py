@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from visual_engines.families.donut_json import to_json
+from visual_engines.answers.donut_json import to_json
 from visual_engines.families.nougat import ENCODER, TOKENS, decoder_shape, is_swin_and_mbart
 from vlm.registry.image_transforms import Settings
 from vlm.registry.images import ImageProcessorSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from visual_engines.families.florence2_answers import answer
+from visual_engines.answers.florence2_answers import answer
 from visual_engines.families.florence2_layout import is_remote
-from vlm.artifacts.generation_config import generation_defaults, standing_alone
+from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
 from vlm.registry.image_shapes import as_it_is
 from vlm.registry.image_transforms import Settings
 from vlm.registry.images import ImageProcessorSpec

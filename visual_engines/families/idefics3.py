@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from visual_engines.families.doctags import is_tag
-from visual_engines.families.doctags_markdown import to_markdown
+from visual_engines.answers.doctags import is_tag
+from visual_engines.answers.doctags_markdown import to_markdown
 from vlm.registry.image_shapes import as_it_is
 from vlm.registry.image_transforms import Settings, Transform, transform_by
 from vlm.registry.images import ImageProcessorSpec, largest

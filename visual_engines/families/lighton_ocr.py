@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from visual_engines.families.pixtral_images import PIXTRAL_IMAGES
+from visual_engines.images.pixtral_images import PIXTRAL_IMAGES
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 # a page alone in the user's turn is what the model was trained to read

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from visual_engines.families.image_processors import CLIP, preferring
 from visual_engines.families.vicuna import VICUNA
+from visual_engines.images.image_processors import CLIP, preferring
 from vlm.artifacts.files import load_json
 from vlm.registry.spec import ChatFormat, ConverterRef, FamilySpec, Role
 

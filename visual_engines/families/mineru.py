@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from visual_engines.families.mineru_markdown import to_markdown
+from visual_engines.answers.mineru_markdown import to_markdown
 from vlm.registry.page_steps import Ask, Block, PageSteps
 
 MOST_LINES = 1024  # of a layout that are looked at

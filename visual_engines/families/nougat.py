@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from visual_engines.families.nougat_images import NOUGAT_IMAGES
-from visual_engines.families.nougat_markdown import to_markdown
+from visual_engines.answers.nougat_markdown import to_markdown
+from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.registry.spec import FamilySpec, Role
 
 ENCODER = {

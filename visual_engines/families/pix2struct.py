@@ -64,7 +64,7 @@ def _question_use(settings: Settings) -> QuestionUse:
 
 
 def _draw_question(image: Image.Image, question: str, folder: Path | None) -> Image.Image:
-    from visual_engines.families.question_header import with_header  # Pillow, which a list of families does not need
+    from visual_engines.images.question_header import with_header  # Pillow, which a list of families does not need
 
     return with_header(image, question, folder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from visual_engines.families.mineru import MINERU
-from visual_engines.families.qwen_images import QWEN_IMAGES
+from visual_engines.images.qwen_images import QWEN_IMAGES
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 TEMPLATE = (

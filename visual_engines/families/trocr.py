@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from visual_engines.families.image_processors import DEIT, VIT
+from visual_engines.images.image_processors import DEIT, VIT
 from vlm.registry.spec import FamilySpec, Role
 
 ENCODERS = ("vit", "deit")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from visual_engines.families.image_processors import SIGLIP, preferring
 from visual_engines.families.llava import is_llava
 from visual_engines.families.vicuna import VICUNA_SYSTEM, vicuna
+from visual_engines.images.image_processors import SIGLIP, preferring
 from vlm.registry.spec import ChatFormat, ConverterRef, FamilySpec, Role
 
 

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from vlm.api.images_ahead import ImagesAhead
+from vlm.api.ahead.images_ahead import ImagesAhead
+from vlm.api.ahead.pooled import Outcome, PooledMap
+from vlm.api.ahead.prefetch import Prefetch
+from vlm.api.ahead.texts_ahead import TextsAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
-from vlm.api.pooled import Outcome, PooledMap
-from vlm.api.prefetch import Prefetch
-from vlm.api.texts_ahead import TextsAhead
 from vlm.engine.engine_loop import EngineLoop
 from vlm.errors import OutOfMemoryError, VlmError
 from vlm.garbage import without_collections

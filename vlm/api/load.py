@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.devices import first_device
 from vlm.backends.installed import backend_of
 from vlm.build.store import resolve

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Literal, overload
 
+from vlm.api.ahead.images_ahead import ImagesAhead
+from vlm.api.ahead.prefetch import Prefetch
+from vlm.api.ahead.texts_ahead import TextsAhead
 from vlm.api.call_options import many_settings, single_input
 from vlm.api.call_timings import CallTimings
 from vlm.api.encoding import EncoderCalls
-from vlm.api.images_ahead import ImagesAhead
 from vlm.api.job import Job
-from vlm.api.loaded_model import LoadedModel
+from vlm.api.model.loaded_model import LoadedModel
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.pages_in_steps import PagesInSteps, lone_image
-from vlm.api.prefetch import Prefetch
 from vlm.api.preparation import preparation, texts_together, with_keys
-from vlm.api.texts_ahead import TextsAhead
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, OutOfMemoryError, VlmError, shown
 from vlm.executor.memory import memory_errors

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts import peft_folder
 from vlm.artifacts.archives import check_no_archive
 from vlm.artifacts.files import atomic_dir, open_regular, read_json
+from vlm.artifacts.hugging_face import peft_folder
 from vlm.errors import CheckpointError, InputError, VlmError, listed
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from vlm.config.build import DTYPES
 if TYPE_CHECKING:
     import torch
 
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
+    from vlm.artifacts.native.roles import RoleWeights
     from vlm.artifacts.progress import Progress
-    from vlm.artifacts.roles import RoleWeights
     from vlm.parallel.collectives import Ranks
     from vlm.registry.role_configs import RoleConfigs
 
@@ -71,8 +71,8 @@ class BuildJob:
 class BuiltFiles:
     """What a build has written below its folder."""
 
-    files: dict[str, dict[str, Any]]  # as vlm.artifacts.manifest.file_entries lists them
-    built_for: dict[str, Any] = field(default_factory=dict)  # as vlm.artifacts.manifest.Manifest has it
+    files: dict[str, dict[str, Any]]  # as vlm.artifacts.native.manifest.file_entries lists them
+    built_for: dict[str, Any] = field(default_factory=dict)  # as vlm.artifacts.native.manifest.Manifest has it
 
 
 class Backend(ABC):

@@ -13,7 +13,7 @@ from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError, listed
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 GROUP = "vlm.backends"
 # what the sentences of a build's errors name

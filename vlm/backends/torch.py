@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from vlm.artifacts.engine_dir import EngineDir
-    from vlm.artifacts.roles import RoleWeights
+    from vlm.artifacts.native.engine_dir import EngineDir
+    from vlm.artifacts.native.roles import RoleWeights
     from vlm.parallel.collectives import Ranks
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability
@@ -34,7 +34,7 @@ class TorchBackend(Backend):
 
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <role>/rank<rank>.safetensors; of networks that every rank runs whole rank 0's alone."""
-        from vlm.artifacts.roles import write_roles
+        from vlm.artifacts.native.roles import write_roles
         from vlm.artifacts.weights import write_hashed
 
         parts = job.parts if job.is_split else _cut(job)

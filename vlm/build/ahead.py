@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.checkpoint import Check
-from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.model_files import ModelFiles
-from vlm.artifacts.quantization_files import quantizations
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.model_files import ModelFiles
+from vlm.artifacts.hugging_face.quantization_files import quantizations
+from vlm.artifacts.native.checkpoint import Check
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.build.limits import resolve_limits
 from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs

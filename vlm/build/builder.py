@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vlm import __version__
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.artifacts.files import atomic_dir
-from vlm.artifacts.manifest import FORMAT_VERSION, WHAT, Manifest, built_on, file_entries
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir, is_engine
+from vlm.artifacts.native.manifest import FORMAT_VERSION, WHAT, Manifest, built_on, file_entries
+from vlm.artifacts.native.roles import RoleWeights, copy_processor
 from vlm.artifacts.progress import Progress
-from vlm.artifacts.roles import RoleWeights, copy_processor
 from vlm.artifacts.weights import TensorSource
 from vlm.backends.base import Backend, BuildJob, BuiltFiles
 from vlm.backends.installed import checked_backend

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlm import __version__
-from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.manifest import FORMAT_VERSION
+from vlm.artifacts.hugging_face import hub
+from vlm.artifacts.native.engine_dir import EngineDir
+from vlm.artifacts.native.manifest import FORMAT_VERSION
 from vlm.artifacts.progress import Progress
 from vlm.backends.installed import backend as backend_named
 from vlm.build.locate import Source
@@ -42,7 +42,7 @@ def cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | No
 
 
 def _build(source: Source, out: Path, build: BuildConfig, progress: Progress | None) -> None:
-    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.artifacts.native.checkpoint import Checkpoint
     from vlm.build.ahead import build_check, check_build
     from vlm.build.builder import build_engine
     from vlm.convert.folder import convert_folder

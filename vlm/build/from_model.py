@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Check, Checkpoint, check_output, is_checkpoint, scratch_beside
-from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import check_replaceable
-from vlm.artifacts.manifest import WHAT
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, check_output, is_checkpoint, scratch_beside
+from vlm.artifacts.native.engine_dir import is_engine
+from vlm.artifacts.native.manifest import WHAT
 from vlm.artifacts.progress import Progress
 from vlm.build.ahead import build_check, check_build
 from vlm.build.builder import build_engine, check_backend

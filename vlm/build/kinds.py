@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
-from vlm.artifacts.engine_dir import EngineDir, is_engine
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Checkpoint, is_checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir, is_engine
 from vlm.registry.catalogs import configs_of, converter_of, family, match_family
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm.artifacts import hub
+from vlm.artifacts.hugging_face import hub
 from vlm.artifacts.progress import Progress
 from vlm.build.kinds import kind_of
 from vlm.errors import ModelNotFoundError, listed

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.checkpoint import Checkpoint, write_checkpoint
-from vlm.artifacts.generation_config import generation_defaults
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.hugging_face.generation_config import generation_defaults
+from vlm.artifacts.native.checkpoint import Checkpoint, write_checkpoint
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.config import Config
 from vlm.config.build import DTYPES

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.backends.installed import backend as backend_named
 from vlm.backends.installed import checked_backend

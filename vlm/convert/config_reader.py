@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vlm.artifacts.generation_config import check_token_ids, is_token_id
+from vlm.artifacts.hugging_face.generation_config import check_token_ids, is_token_id
 from vlm.errors import ConfigError, cut, listed, shown
 from vlm.limits import MAX_INPUT_SIDE
 

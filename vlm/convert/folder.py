@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.convert.quantized.roles import QuantizedRoles, quantized_roles
 from vlm.convert.quantized.source import read_quantized

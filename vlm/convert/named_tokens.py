@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.artifacts.files import read_json
-from vlm.artifacts.hf_folder import WHAT
+from vlm.artifacts.hugging_face.hf_folder import WHAT
 from vlm.errors import CheckpointError
 
 Token = dict[str, Any]  # its content and FLAGS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.config import Config
 from vlm.convert.roles import module_layout

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import Layout, MergedView, PrefixView, TensorSource
 from vlm.config import Config
 from vlm.convert.conversion import ConversionResult, apply_rules

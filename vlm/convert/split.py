@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Checkpoint, write_parts
+from vlm.artifacts.native.checkpoint import Checkpoint, write_parts
 from vlm.artifacts.progress import Progress
 from vlm.config import BuildConfig
 from vlm.convert.role_weights import kept_quantization, role_weights

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.artifacts.files import load_json
-from vlm.artifacts.tokenizer_file import read_tokenizer
+from vlm.artifacts.hugging_face.tokenizer_file import read_tokenizer
 from vlm.convert.named_tokens import FLAGS, named_tokens, read_settings
 from vlm.errors import CheckpointError, first_line
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vlm.artifacts.roles import REPLICATED
+from vlm.artifacts.native.roles import REPLICATED
 from vlm.errors import ConfigError
 
 

@@ -29,7 +29,7 @@ from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.pixels import ImagePixels
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 
 @dataclass(frozen=True)

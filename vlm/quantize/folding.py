@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer, producers_of

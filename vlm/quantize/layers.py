@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import Layout, TensorFiles, TensorSource, write_tensors
 from vlm.layers.quant.quantization import Quantization
 from vlm.quantize.algorithm import Parameters

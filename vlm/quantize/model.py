@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vlm.artifacts.checkpoint import Checkpoint, scratch_beside, write_checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint, scratch_beside, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.errors import InputError
 from vlm.quantize.calibration import Calibration

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.errors import InputError
 from vlm.layers.quant.methods import quantization_of
 from vlm.layers.quant.producer import FOLDED

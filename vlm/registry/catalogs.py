@@ -13,15 +13,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.hugging_face.model_files import ModelFiles
 from vlm.errors import ConfigError, listed, shown
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import ConverterRef, FamilySpec, ModelSpec
 from vlm.registry.unsupported import ROWS, Unsupported, check_supported
 
 if TYPE_CHECKING:
-    from vlm.artifacts.checkpoint import Checkpoint
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.checkpoint import Checkpoint
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 CATALOG_GROUP = "vlm.catalogs"
 

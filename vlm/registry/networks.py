@@ -18,7 +18,7 @@ from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import model_spec
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 
 def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE, adapters: AdapterRoom | None = None) -> ModelContext:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import Layout, TensorSource
 from vlm.errors import ConfigError, listed
 from vlm.layers.context import ModelContext

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.artifacts.roles import RoleWeights, parts_of
+from vlm.artifacts.native.roles import RoleWeights, parts_of
 from vlm.artifacts.weights import TensorSource
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, listed

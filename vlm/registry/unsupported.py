@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.checkpoint import is_checkpoint
-from vlm.artifacts.engine_dir import is_engine
 from vlm.artifacts.files import open_regular, read_small
-from vlm.artifacts.model_files import WEIGHTS, ModelFiles
-from vlm.artifacts.peft_folder import TUNED_PROMPTS
-from vlm.artifacts.quantization_files import READ, quantizations
+from vlm.artifacts.hugging_face.model_files import WEIGHTS, ModelFiles
+from vlm.artifacts.hugging_face.peft_folder import TUNED_PROMPTS
+from vlm.artifacts.hugging_face.quantization_files import READ, quantizations
+from vlm.artifacts.native.checkpoint import is_checkpoint
+from vlm.artifacts.native.engine_dir import is_engine
 from vlm.errors import UnsupportedModelError, cut, listed
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.locate import locate
 from vlm.convert.roles import role_configs
 from vlm.errors import InputError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.layers.adapters.base import Layers
 from vlm.layers.adapters.lora import LoraWeights
 from vlm.layers.linear import Linear

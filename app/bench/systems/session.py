@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.backends.base import Layout
 from vlm.backends.devices import first_device, of_rank

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Checkpoint
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.backends.devices import first_device
 from vlm.build.builder import build_engine, check_backend

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint, is_checkpoint
 from vlm.artifacts.prompt_tables import PromptTables, is_tables
 from vlm.config import BuildConfig
 from vlm.errors import VlmWarning, counted

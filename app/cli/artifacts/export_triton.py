@@ -46,7 +46,7 @@ def export_triton(
     config = ExportConfig(name, options.build.get("max_batch_size", 1), instances, load=options, stream=stream)
     from dataclasses import replace
 
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm_app.server.repository import pbtxt
     from vlm_app.triton.export import export
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vlm.artifacts.checkpoint import Checkpoint
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.checkpoint import Checkpoint
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm.config import BuildConfig
 
 
@@ -64,7 +64,7 @@ def describe_tables(path: Path) -> dict[str, Any]:
 
 def describe_engine(path: Path) -> dict[str, Any]:
     """Returns what an engine is and needs. Raises EngineError where it is damaged."""
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -91,7 +91,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """Returns what a converted checkpoint is."""
-    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.artifacts.native.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(path)
     return {
@@ -111,7 +111,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def describe_folder(path: Path) -> dict[str, Any]:
     """Returns what a Hugging Face folder would become. Raises ConfigError where its model is not supported."""
-    from vlm.artifacts.hf_folder import HFFolder
+    from vlm.artifacts.hugging_face.hf_folder import HFFolder
     from vlm.artifacts.weights import PrefixView
     from vlm.convert.quantized.source import read_quantized
     from vlm.convert.roles import named_tensors, partition_tensors, role_configs
@@ -224,7 +224,7 @@ def _dtypes(build: BuildConfig) -> list[str]:
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share; where
     there are several ranks those of the one that has the most."""
-    from vlm.api.cache_bytes import CacheBytes
+    from vlm.api.model.cache_bytes import CacheBytes
 
     cache, several = CacheBytes.from_engine(engine), engine.build.num_ranks > 1
     if several:

@@ -19,7 +19,7 @@ from vlm_app.ocr.documents.pages import InProcess
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm.registry.spec import FamilySpec
     from vlm_app.ocr.documents.page_reading import PageImages
     from vlm_app.ocr.documents.pages import Renderer
@@ -63,7 +63,7 @@ class EngineConfig:
         Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there, for a model
         that reads no images, or for a prompt or a question to one that takes none.
         """
-        from vlm.artifacts.engine_dir import EngineDir
+        from vlm.artifacts.native.engine_dir import EngineDir
         from vlm.backends.devices import resolve_device
         from vlm.build.locate import locate
 
@@ -82,8 +82,8 @@ class EngineConfig:
     @staticmethod
     def _check_adapters(path: Path, options: LoadOptions) -> None:
         """Raises InputError for several adapters, and what read_adapter raises for one that cannot be loaded."""
-        from vlm.api.adapters import read_adapter
-        from vlm.artifacts.engine_dir import EngineDir
+        from vlm.api.model.adapters import read_adapter
+        from vlm.artifacts.native.engine_dir import EngineDir
 
         options.check_one_adapter("all pages are read")
         for folder in options.runtime_config().lora_folders.values():
@@ -140,7 +140,7 @@ class EngineConfig:
         return here.load(self.path, batch_invariant=True)
 
     def _open(self, *, verify: bool = False) -> EngineDir:
-        from vlm.artifacts.engine_dir import EngineDir
+        from vlm.artifacts.native.engine_dir import EngineDir
 
         return EngineDir.open(self.path, verify=verify)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlm.artifacts.manifest import MANIFEST
+from vlm.artifacts.native.manifest import MANIFEST
 from vlm.artifacts.progress import Progress
 from vlm.errors import ConfigError, ModelNotFoundError, VlmError
 from vlm_app.core.load_options import LoadOptions

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.artifacts.native.engine_dir import EngineDir, is_engine
 from vlm.build.store import rebuild_command
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, listed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.artifacts.native.engine_dir import EngineDir, is_engine
 from vlm.artifacts.progress import Progress
 from vlm.errors import InputError, VlmError, listed
 from vlm_app.core.load_options import LoadOptions

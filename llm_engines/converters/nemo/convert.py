@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_engines.converters.nemo import gpt, ia3, prompts, ptuning, t5
 from llm_engines.converters.nemo.archive import CONFIG, DISTRIBUTED, EXPORT, config_of, distributed, opened, read_config
-from vlm.artifacts.checkpoint import Check, Checkpoint, write_checkpoint
+from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.convert.values import invalid_values

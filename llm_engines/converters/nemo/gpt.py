@@ -8,7 +8,7 @@ from typing import Any
 from llm_engines.converters.nemo.roles import Network, converted, known_rows
 from llm_engines.converters.nemo.tokenizer import TokenizerFiles, read_named_tokens, written
 from llm_engines.converters.nemo.weights import read_weights
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.registry.catalogs import model_spec
 
 FAMILY = MODEL = "gpt2"

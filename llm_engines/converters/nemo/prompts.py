@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llm_engines.converters.nemo.archive import CONFIG
 from llm_engines.converters.nemo.weights import weight_files
-from vlm.artifacts.hf_folder import read_nested_pickle
+from vlm.artifacts.hugging_face.hf_folder import read_nested_pickle
 from vlm.artifacts.prompt_tables import NOT_FINITE, PromptTables, TunedPrompt, write_tables
 from vlm.errors import CheckpointError, VlmWarning, listed
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from llm_engines.converters.nemo.archive import CONFIG
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.config import Config
 from vlm.convert.conversion import apply_rules

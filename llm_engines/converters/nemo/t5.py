@@ -15,7 +15,7 @@ from llm_engines.converters.nemo.roles import Network, converted, known_rows
 from llm_engines.converters.nemo.t5_config import Side, head_is_tied, shares_embeddings, sides
 from llm_engines.converters.nemo.t5_tokenizer import tokenizer_files as tokenizer_files
 from llm_engines.converters.nemo.weights import read_weights
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.convert.rules import Apply, Fuse, Rename, Tied
 
 FAMILY = "t5"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.tokenizer_file import read_tokenizer
+from vlm.artifacts.hugging_face.tokenizer_file import read_tokenizer
 from vlm.convert.sentencepiece_file import read_model, tokenizer_of
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.hf_folder import read_nested_pickle
+from vlm.artifacts.hugging_face.hf_folder import read_nested_pickle
 from vlm.errors import CheckpointError, listed
 
 WEIGHTS = "model_weights.ckpt"

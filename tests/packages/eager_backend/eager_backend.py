@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 FORMAT = "1"
 
@@ -40,7 +40,7 @@ class EagerBackend(Backend):
     def write(self, job: BuildJob) -> BuiltFiles:
         import numpy as np
 
-        from vlm.artifacts.manifest import file_entries
+        from vlm.artifacts.native.manifest import file_entries
 
         paths = []
         for done, (role, weights) in enumerate(job.roles.items()):

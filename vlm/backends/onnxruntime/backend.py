@@ -13,7 +13,7 @@ from vlm.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm.backends.graphs.network import Network
 
 NO_BFLOAT16 = "onnxruntime does not compute in bfloat16 on the CPU"
@@ -61,7 +61,7 @@ class OnnxRuntimeBackend(Backend):
 
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <graph>/model.onnx, and beside it the weights where they are large."""
-        from vlm.artifacts.manifest import file_entries
+        from vlm.artifacts.native.manifest import file_entries
         from vlm.backends.onnxruntime.engine import write_graphs
         from vlm.backends.onnxruntime.products import FORM
 

@@ -22,7 +22,7 @@ from vlm.registry import catalogs
 from vlm.registry.quantized_weights import quantized
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 FILE = "model.onnx"
 

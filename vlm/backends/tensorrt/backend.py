@@ -11,7 +11,7 @@ from vlm.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm.backends.graphs.network import Network
 
 
@@ -46,7 +46,7 @@ class TensorRTBackend(Backend):
 
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <graph>/rank0.plan."""
-        from vlm.artifacts.manifest import file_entries
+        from vlm.artifacts.native.manifest import file_entries
         from vlm.backends.tensorrt.engine import write_plans
 
         plans, info = write_plans(job)

@@ -22,7 +22,7 @@ from vlm.config import EngineLimits, RuntimeConfig
 from vlm.registry import catalogs
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 
 def write_plans(job: BuildJob) -> tuple[list[Path], PlanInfo]:

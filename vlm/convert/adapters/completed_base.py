@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vlm.artifacts.files import read_json
-from vlm.artifacts.hf_folder import WEIGHTS, WHAT, HFFolder
+from vlm.artifacts.hugging_face.hf_folder import WEIGHTS, WHAT, HFFolder
 from vlm.artifacts.weights import TensorSource, write_tensors
 from vlm.convert.adapters.peft import BESIDE, read_beside
 from vlm.errors import CheckpointError

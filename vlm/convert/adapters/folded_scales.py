@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.errors import InputError, VlmWarning, listed
 from vlm.layers.adapters.base import AdapterWeights, Layers
 from vlm.layers.context import ModelContext

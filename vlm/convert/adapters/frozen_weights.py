@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.convert.adapters.placing import PlacedAdapter
 from vlm.convert.adapters.trained_tensors import Replacement
 from vlm.errors import CheckpointError, listed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vlm.artifacts.checkpoint import Checkpoint, write_parts
+from vlm.artifacts.native.checkpoint import Checkpoint, write_parts
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.progress import Progress
-from vlm.artifacts.roles import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.adapters.placing import PlacedAdapter, read_all
 from vlm.convert.role_weights import role_weights

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vlm.artifacts.archives import check_no_archive
 from vlm.artifacts.files import read_json
-from vlm.artifacts.hf_folder import read_pickle
-from vlm.artifacts.peft_folder import FILE, TUNED_PROMPTS, WEIGHTS, WHAT, adapter_tensors
+from vlm.artifacts.hugging_face.hf_folder import read_pickle
+from vlm.artifacts.hugging_face.peft_folder import FILE, TUNED_PROMPTS, WEIGHTS, WHAT, adapter_tensors
 from vlm.convert.adapters.peft_config import PeftKind, invalid_settings, names_of
 from vlm.convert.adapters.peft_ia3 import PeftIa3
 from vlm.convert.adapters.peft_lora import PeftLora

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from vlm.artifacts.peft_folder import FILE
+from vlm.artifacts.hugging_face.peft_folder import FILE
 from vlm.convert.adapters.patterns import SECONDS
 from vlm.errors import ConfigError, first_line, listed, shown
 from vlm.layers.adapters.base import AdapterWeights

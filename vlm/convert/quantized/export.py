@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.files import atomic_dir
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.weights import Layout, TensorSource, write_tensors
 from vlm.convert.quantized.exportable import WHAT, OriginalRole, check_roles, is_export, original_roles, row_order
 from vlm.convert.quantized.ignored import ignore_patterns

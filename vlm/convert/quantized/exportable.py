@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vlm.artifacts.files import check_replaceable, load_json
-from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.convert.quantized.source import read_quantized
 from vlm.convert.roles import ConvertedRole, convert_roles, named_tensors, role_configs
 from vlm.convert.rules import Step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.convert.quantized.export import FORMATS, PACKED
 from vlm.layers.quant.methods import quantization_of
 from vlm.registry.catalogs import configs_of, family, model_spec

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.roles import RoleWeights
+from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import Layout, TensorSource
 from vlm.convert.quantized.layer import Scheme, SourceLayer
 from vlm.convert.quantized.source import QuantizedSource

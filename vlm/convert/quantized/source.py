@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.model_files import ModelFiles
-from vlm.artifacts.quantization_files import quantizations, recipe_folds
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.model_files import ModelFiles
+from vlm.artifacts.hugging_face.quantization_files import quantizations, recipe_folds
 from vlm.convert.quantized import awq, bitsandbytes, compressed_tensors, gptq, modelopt
 from vlm.convert.quantized.layer import Scheme, SourceLayer
 from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed

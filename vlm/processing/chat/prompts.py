@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
 
-from vlm.artifacts.chat_template import read_template
+from vlm.artifacts.hugging_face.chat_template import read_template
 from vlm.errors import InputError, counted, counted_given
 from vlm.processing.chat.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
 from vlm.processing.chat.image_texts import Grid, ImageTexts

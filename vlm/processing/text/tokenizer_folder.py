@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from vlm.artifacts.files import read_json
-from vlm.artifacts.tokenizer_file import read_tokenizer
+from vlm.artifacts.hugging_face.tokenizer_file import read_tokenizer
 from vlm.errors import EngineError, shown
 
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import open_regular, read_json
-from vlm.artifacts.generation_config import generation_defaults, standing_alone
-from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
+from vlm.artifacts.hugging_face.model_files import ModelFiles
 from vlm.errors import CheckpointError, listed
 
 if TYPE_CHECKING:

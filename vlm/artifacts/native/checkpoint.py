@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import atomic_dir, canonical_json, check_replaceable, load_json, read_json
-from vlm.artifacts.generation_config import check_tokens
-from vlm.artifacts.manifest import is_mapping
+from vlm.artifacts.hugging_face.generation_config import check_tokens
+from vlm.artifacts.native.manifest import is_mapping
+from vlm.artifacts.native.roles import RoleWeights, copy_processor, dtype_of, parts_of, write_roles
 from vlm.artifacts.progress import Progress
-from vlm.artifacts.roles import RoleWeights, copy_processor, dtype_of, parts_of, write_roles
 from vlm.errors import CheckpointError, VlmError, listed, shown
 
 if TYPE_CHECKING:

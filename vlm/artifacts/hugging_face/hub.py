@@ -8,10 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.hf_folder import PROCESSOR_FILES
-from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.hugging_face.hf_folder import PROCESSOR_FILES
+from vlm.artifacts.hugging_face.model_files import ModelFiles
+from vlm.artifacts.hugging_face.quantization_files import QUANTIZATION_FILES
 from vlm.artifacts.progress import Progress
-from vlm.artifacts.quantization_files import QUANTIZATION_FILES
 from vlm.errors import ModelNotFoundError, first_line
 from vlm.limits import MAX_TOKENIZER_BYTES
 

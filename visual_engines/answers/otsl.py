@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from visual_engines.families.doctags import CELLS, Element
+from visual_engines.answers.doctags import CELLS, Element
 
 Words = Callable[[list[Element | str]], str]
 SPANNED = ("lcel", "ucel", "xcel")  # go on from the cell at the left, above, or both

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm.api.adapters import LoadedAdapters
+from vlm.api.ahead.pooled import THREADS
 from vlm.api.capabilities import Capabilities
-from vlm.api.loader import load_engine
-from vlm.api.pooled import THREADS
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.api.model.adapters import LoadedAdapters
+from vlm.api.model.loader import load_engine
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.backends.devices import of_rank
 from vlm.backends.threads import take_one_thread
@@ -27,7 +27,7 @@ from vlm.parallel.environment import rank_among
 from vlm.processing.processor import Processor, ProcessorFiles
 
 if TYPE_CHECKING:
-    from vlm.api.rank_processes import RankProcesses
+    from vlm.api.model.rank_processes import RankProcesses
     from vlm.executor.collective_time import CollectiveTime
 
 
@@ -35,8 +35,9 @@ class LoadedModel:
     """An engine on its device, beside what reads its inputs and outputs, until `close`."""
 
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None, ranks: Ranks | None = None):
-        """`ranks`: those that run an engine whose networks are split, of which this is the first (vlm.api.following);
-        None: processes that it starts, or that mpirun, torchrun or srun has started (vlm.api.rank_processes)."""
+        """`ranks`: those that run an engine whose networks are split, of which this is the first
+        (vlm.api.model.following); None: processes that it starts, or that mpirun, torchrun or srun has started
+        (vlm.api.model.rank_processes)."""
         self.engine, runtime = engine, runtime or RuntimeConfig()
         tables = None if runtime.prompt_table is None else PromptTables.open(runtime.prompt_table)
         with ExitStack() as opened:  # what has been opened is closed where the rest fails
@@ -105,7 +106,7 @@ class LoadedModel:
         if self.engine.build.num_ranks == 1:
             rank_among(1, self.engine.path)
             return ALONE, of_rank(runtime, 0, 1)
-        from vlm.api import rank_processes
+        from vlm.api.model import rank_processes
 
         self._others = rank_processes.begin(self.engine, runtime)
         opened.callback(self._others.kill)  # those that have not ended when they were told to

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.hugging_face.model_files import ModelFiles
 
 READ = ("compressed-tensors", "awq", "gptq", "bitsandbytes", "modelopt")  # as their `quant_method` says
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "recipe.yaml")  # of ModelOpt, AutoGPTQ and

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from visual_engines.families import published_settings
-from visual_engines.families.levels import MODES, Size, resized, to_levels
-from visual_engines.families.published_settings import filled, is_length, normalization_of, size_by
+from visual_engines.images import published_settings
+from visual_engines.images.levels import MODES, Size, resized, to_levels
+from visual_engines.images.published_settings import filled, is_length, normalization_of, size_by
 from vlm.errors import shown
 from vlm.registry.image_transforms import Settings, Transform, transformers_class
 from vlm.registry.images import ImageProcessorSpec, largest_sides

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import load_json
-from vlm.artifacts.manifest import MANIFEST, REBUILD, WHAT, Manifest
-from vlm.artifacts.verification import Verification
+from vlm.artifacts.native.manifest import MANIFEST, REBUILD, WHAT, Manifest
+from vlm.artifacts.native.verification import Verification
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, InputError, listed
 

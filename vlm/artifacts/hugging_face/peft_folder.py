@@ -20,7 +20,9 @@ ROWS = "prompt_embeddings"
 
 def adapter_tensors(folder: Path) -> Mapping[str, Tensor]:
     """Returns an adapter's tensors; a pickle, which older ones are, is read as one of tensors alone."""
-    from vlm.artifacts.hf_folder import read_pickle  # they load torch, which the command line's options do without
+    from vlm.artifacts.hugging_face.hf_folder import (
+        read_pickle,  # they load torch, which the command line's options do without
+    )
     from vlm.artifacts.weights import TensorFiles
 
     pickle = folder / "adapter_model.bin"

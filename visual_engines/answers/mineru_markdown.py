@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from visual_engines.families.doctags import CELLS, TAG, Element
-from visual_engines.families.otsl import table
+from visual_engines.answers.doctags import CELLS, TAG, Element
+from visual_engines.answers.otsl import table
 from vlm.registry.page_steps import Block
 
 LEVELS = {"title": 1, "doc_title": 1, "paragraph_title": 2}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.executor.kv_cache import block_bytes, plan_cache
 from vlm.registry.catalogs import configs_of

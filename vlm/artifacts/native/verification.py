@@ -15,7 +15,7 @@ class Verification:
     """The hashing of files, under way from the beginning to the end of a `with`."""
 
     def __init__(self, folder: Path, files: Mapping[str, Mapping[str, Any]]):
-        """`files`: as vlm.artifacts.manifest.Manifest has them."""
+        """`files`: as vlm.artifacts.native.manifest.Manifest has them."""
         self._folder, self._files = folder, files
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="verify")
         largest_first = sorted(files, key=lambda name: -files[name]["size"])

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from vlm.api.pooled import Outcome, PooledMap
+from vlm.api.ahead.pooled import Outcome, PooledMap
 
 CANCELLED = object()  # what becomes of an input that is a cancelled Future
 SOON = 0.01  # seconds that others are waited for, once the first is there: pixel values that are ready come in those

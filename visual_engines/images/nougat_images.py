@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from visual_engines.families.levels import BILINEAR, resized, to_levels
-from visual_engines.families.page_margin import THRESHOLD, content_box
+from visual_engines.images.levels import BILINEAR, resized, to_levels
+from visual_engines.images.page_margin import THRESHOLD, content_box
 from vlm.registry.image_shapes import is_sliver, sampled
 from vlm.registry.image_transforms import NOT_ARGUMENTS, Settings, Transform, fused_normalization, transform_by
 from vlm.registry.images import ImageProcessorSpec

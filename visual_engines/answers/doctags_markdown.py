@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from visual_engines.families.doctags import LANGUAGE, LISTS, TABLES, Element, is_doctags, parse
-from visual_engines.families.otsl import table
+from visual_engines.answers.doctags import LANGUAGE, LISTS, TABLES, Element, is_doctags, parse
+from visual_engines.answers.otsl import table
 
 LEFT_OUT = ("page_header", "page_footer", "page_break")
 BULLET = re.compile(r"[•·‣▪◦●○–—*-]\s+")

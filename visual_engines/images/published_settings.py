@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from visual_engines.families.levels import BICUBIC, Size
+from visual_engines.images.levels import BICUBIC, Size
 from vlm.registry.image_transforms import NOT_ARGUMENTS, Settings, fused_normalization
 from vlm.requests.pixels import Normalization
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vlm.api.adapters import load_adapters, read_adapter, with_room
+from vlm.api.model.adapters import load_adapters, read_adapter, with_room
 from vlm.backends.installed import backend_of
 from vlm.backends.threads import set_threads
 from vlm.config import EngineLimits, RuntimeConfig
@@ -26,7 +26,7 @@ from vlm.registry import catalogs
 from vlm.registry.networks import check_ranks, mapping_of
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
 
 BURST = 16  # decode steps at most
 # weights that the decode steps of a burst read on the CPU, about: some milliseconds of one core's

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import torch
 
 from vlm import __version__
-from vlm.api.following import follow_first_rank
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.manifest import MANIFEST
+from vlm.api.model.following import follow_first_rank
+from vlm.artifacts.native.engine_dir import EngineDir
+from vlm.artifacts.native.manifest import MANIFEST
 from vlm.backends.devices import of_rank, resolve_device
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, VlmError
@@ -123,7 +123,7 @@ def _store(folder: str, size: int) -> Any:
 
 def _start(arguments: Any, folder: str) -> subprocess.Popen[bytes]:
     """Starts one rank, which ends when its standard input does, and lets no `folder` behind then."""
-    command = [sys.executable, "-m", "vlm.api.rank_processes", folder]
+    command = [sys.executable, "-m", "vlm.api.model.rank_processes", folder]
     with blocked_interrupts(multiprocessing=False):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None

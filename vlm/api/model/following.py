@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vlm.api.loader import load_engine
+from vlm.api.model.loader import load_engine
 from vlm.engine.leading import follow
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.artifacts.native.engine_dir import EngineDir
     from vlm.config import RuntimeConfig
     from vlm.parallel.collectives import Ranks
 

@@ -1,0 +1,1 @@
+"""What each family's tokens become: markdown, JSON, boxes."""

@@ -1,0 +1,1 @@
+"""Pixels as each family wants them."""

@@ -1,0 +1,1 @@
+"""What is prepared or encoded before its turn."""

@@ -1,0 +1,1 @@
+"""What a loaded model opens, and what ends with it."""

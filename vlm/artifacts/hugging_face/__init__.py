@@ -1,0 +1,1 @@
+"""Folders and files as Hugging Face's libraries write them."""

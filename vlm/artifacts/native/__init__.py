@@ -1,0 +1,1 @@
+"""Checkpoints and EngineDirs, the folders that vlm writes."""
