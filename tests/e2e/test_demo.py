@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.demo_kit import ALL, EXAMPLES, showing
 from tests.server_kit import aborts, command, is_empty, load, until
 from vlm.errors import InputError
@@ -20,7 +21,6 @@ from vlm.errors import InputError
 gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 SENTENCE = "The old ship is small."
 UNHEARD_OF = "Quarks wobble beneath seven velvet trombones."
 TIMING = re.compile(r"first token [\d.]+ m?s · \d+ tokens · [\d,]+ tokens/s · total [\d.]+ m?s")

@@ -13,13 +13,14 @@ import torch
 
 import vlm
 from tests import tiny
+from tests.checkout import ROOT
 from tests.cli_kit import call, one_sentence
 from tests.prompted_kit import DECODERS, VOCABULARY, ids, pictures, saved, text, tuned_continued
 from vlm_app.cli.options import texts as text_options
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 PROMPTS = ["w1 w2 w3", "w40", "w7 w7 w9 w30 w2"]
 

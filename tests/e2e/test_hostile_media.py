@@ -18,15 +18,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.media_kit import Child, children, nested_forms, slow_page
 from tests.server_kit import asked, command, until
-from tests.unit.test_ocr import pages
+from tests.unit.ocr.test_ocr import pages
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 BOMB = nested_forms()  # fills a worker's memory in about a second
 SLOW = slow_page()  # where time is what ends it
 MEMORY_MB = 600  # of a worker, beside what it holds

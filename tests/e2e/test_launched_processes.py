@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 import vlm
+from tests.checkout import ROOT
 from tests.cli_kit import call, one_sentence
 from vlm.errors import EngineError
 from vlm.parallel.environment import VARIABLES, be_no_rank, launched_rank, rank_among
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de")
 TRANSLATE = ("translate", *EN_DE, "The house is small.")
 

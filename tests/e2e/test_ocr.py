@@ -11,20 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pypdfium2
 import pytest
 from PIL import Image
 
+from tests.checkout import ROOT
 from tests.cli_kit import ended
 from tests.lora_kit import random_ia3
 from tests.ocr_jobs import book, commits
-from tests.unit.hub_server import Hub, serve
-from tests.unit.test_documents import ENCRYPTED
+from tests.unit.artifacts.hub_server import Hub, serve
+from tests.unit.processing.test_documents import ENCRYPTED
 from vlm.build.locate import packaged_models
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it
 START = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from vlm_app.cli.main import main; main()"

@@ -10,16 +10,16 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.ocr_jobs import EXAMPLES, book, left
 from vlm_app.cli.main import main
 
 pytestmark = pytest.mark.slow
 
-DOCS = Path(__file__).parents[2] / "docs" / "ocr.md"
+DOCS = ROOT / "docs" / "ocr.md"
 FENCE = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
 QUICK = ["--device", "cpu", "--max-new-tokens", "4", "--batch-size", "4", "--workers", "0"]
 

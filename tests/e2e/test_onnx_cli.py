@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+
+from tests.checkout import ROOT
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
@@ -14,7 +15,7 @@ from vlm.build.locate import packaged_models
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 MINI = sorted(packaged_models())
 
 

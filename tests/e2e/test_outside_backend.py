@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.cli_kit import call
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
@@ -19,7 +20,7 @@ from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.loading import Loader
 
 PACKAGE = Path(__file__).parents[1] / "packages" / "eager_backend"
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-backend.md"
+PAGE = ROOT / "docs" / "adding-a-backend.md"
 TEXT = "translate English to German: The old ship is small."
 
 

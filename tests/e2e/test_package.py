@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import vlm
-from tests.e2e.test_readme import ROOT, section
+from tests.checkout import ROOT
+from tests.e2e.test_readme import section
 
 pytest.importorskip("setuptools", reason="building a package offline needs setuptools")
 

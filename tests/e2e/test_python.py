@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,10 +16,11 @@ import pytest
 import torch
 
 import vlm
+from tests.checkout import ROOT
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, InputError, LimitError, OutOfMemoryError, VlmError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 PAGE, TEXT = EXAMPLES / "page.png", (EXAMPLES / "page.txt").read_text().strip()
 
 

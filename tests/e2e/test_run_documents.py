@@ -7,9 +7,10 @@ import json
 import pytest
 from PIL import Image
 
+from tests.checkout import ROOT
+
 pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
 
-from pathlib import Path
 
 from tests.cli_kit import call
 from tests.prompted_kit import saved
@@ -17,7 +18,7 @@ from vlm.processing.media.image_processor import ImageProcessor
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 
-PAGE = Path(__file__).parents[2] / "examples" / "page.png"
+PAGE = ROOT / "examples" / "page.png"
 SHORT = ("--device", "cpu", "--max-new-tokens", "6")
 
 

@@ -8,15 +8,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.cli_kit import call
 from tests.server_kit import command, free_port
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)
 SERVES = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("vlm serve")]

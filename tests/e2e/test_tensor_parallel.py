@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests import ft_kit, tiny
+from tests.checkout import ROOT
 from tests.cli_kit import call, one_sentence
 from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
@@ -43,7 +44,6 @@ from vlm_app.server.repository.loading import Loader
 pytestmark = pytest.mark.slow
 
 CPU = RuntimeConfig(device="cpu")
-ROOT = Path(__file__).parents[2]
 TRANSLATE = ["translate", "--device", "cpu", "--src-lang", "en", "--tgt-lang", "de", "The house is small."]
 SCRIPT = """
 import sys, vlm

@@ -12,13 +12,14 @@ from transformers import T5ForConditionalGeneration
 
 import vlm
 from tests import tiny
+from tests.checkout import ROOT
 from tests.cli_kit import call, one_sentence
 from vlm.build.locate import packaged_models
 from vlm.processing.text.tokenization import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")
 PAIRS = [line.split("\t") for line in (EXAMPLES / "translate.tsv").read_text("utf-8").splitlines()]
 NOTICES = [json.loads(line) for line in (EXAMPLES / "notices.jsonl").read_text("utf-8").splitlines()]

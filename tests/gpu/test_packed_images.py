@@ -7,7 +7,7 @@ import torch
 
 from tests.engines import engine_dir
 from tests.families import MODELS
-from tests.unit.test_packed_images import SIDES, images_of
+from tests.unit.executor.test_packed_images import SIDES, images_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import vlm
 from tests import tiny
+from tests.checkout import ROOT
 from tests.engines import pipeline
 from tests.parity.test_nougat import RAGGED_SEED, joined
 from vlm.api.pipeline import Pipeline
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
 ]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 LIMITS = [40, 3, 25, 1, 60, 12, 33, 50, 7]
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("openai", reason="openai's client asks the server")
 import vlm
 from tests.e2e.test_serve_load import TIGHT, check
 from tests.server_kit import EXAMPLES, is_empty
-from tests.unit.test_out_of_memory import PROMPT, STAGES, TEXT, check_recovery, serving
+from tests.unit.api.test_out_of_memory import PROMPT, STAGES, TEXT, check_recovery, serving
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
 from vlm.errors import OutOfMemoryError

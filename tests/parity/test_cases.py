@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.parity.cases import CASES, families_without_case
-from tests.unit import artifact_kit
+from tests.unit.builder import artifact_kit
 from vlm.convert.roles import role_configs
 from vlm.registry import catalogs
 

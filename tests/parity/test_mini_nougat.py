@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,10 @@ from transformers import AutoProcessor, VisionEncoderDecoderModel
 
 import vlm
 from tests import tiny
+from tests.checkout import ROOT
 from training.nougat import fonts, foreign
 from vlm.config import RuntimeConfig
 
-ROOT = Path(__file__).parents[2]
 FACES = fonts.installed()
 FOLDER = ROOT / "vlm" / "assets" / "mini-nougat"
 PAGES = {name: ROOT / "examples" / f"{name}.png" for name in ("page", "table", "math")}

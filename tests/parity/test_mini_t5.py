@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 import vlm
 from tests import tiny
+from tests.checkout import ROOT
 from vlm.build.locate import packaged_models
 from vlm.errors import InputError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(scope="module")

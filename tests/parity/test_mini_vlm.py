@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +11,13 @@ from PIL import Image
 from transformers import AutoProcessor, Blip2ForConditionalGeneration, LlavaForConditionalGeneration
 
 import vlm
+from tests.checkout import ROOT
 from training.scenes import scene as scenes
 from training.scenes.loader import HELD_OUT
 from training.scenes.questions import position
 from vlm.build.locate import packaged_models
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 ASKED = [json.loads(line) for line in (EXAMPLES / "scenes.jsonl").read_text("utf-8").splitlines()]
 CLASSES = {"mini-llava": LlavaForConditionalGeneration, "mini-blip2": Blip2ForConditionalGeneration}
 

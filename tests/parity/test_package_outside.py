@@ -11,15 +11,14 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from setuptools import build_meta
 
+from tests.checkout import ROOT
 from vlm.errors import VlmError
 from vlm.registry import catalogs
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 FOLDER = EXAMPLES / "vlm-gpt-neox"
 ADDED = {"vlm-gpt-neox": {"pythia", "dolly"}, "vlm-deepseek-vl": {"deepseek-vl"}}  # families by package
