@@ -18,7 +18,8 @@ from triton.runtime.jit import JITFunction
 
 CAPABILITY = (9, 0)
 DTYPE = torch.bfloat16
-FLOAT32_STATE = ("append_likeliest", "beam_search", "w8a8")  # cases whose scores are made in the default type
+# cases whose scores are made in the default type
+FLOAT32_STATE = ("append_likeliest", "append_sampled", "beam_search", "penalize", "w8a8")
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv",

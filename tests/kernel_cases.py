@@ -19,6 +19,7 @@ from vlm.ops import add_lora as lora_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import append_and_check_stop as append_op
 from vlm.ops import append_likeliest as likeliest_op
+from vlm.ops import append_sampled as sampled_op
 from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
 from vlm.ops import kv_write as write_op
@@ -26,6 +27,7 @@ from vlm.ops import last_tokens as last_tokens_op
 from vlm.ops import merged_attention as merged_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
+from vlm.ops import penalize as penalize_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import prompt_lookup as lookup_op
 from vlm.ops import rotary as rotary_op
@@ -39,6 +41,7 @@ from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import append_likeliest as likeliest_kernel
+from vlm.ops.kernels import append_sampled as sampled_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import embed as embed_kernel
@@ -48,6 +51,7 @@ from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import merged_attention as merged_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
+from vlm.ops.kernels import penalize as penalize_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
 from vlm.ops.kernels import prompt_lookup as lookup_kernel
 from vlm.ops.kernels import qk_norm as qk_norm_kernel
@@ -681,6 +685,59 @@ def append_likeliest(device: torch.device) -> None:
             assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
 
 
+def append_sampled(device: torch.device) -> None:
+    """Settings of one row each: none, each filter, all of them, greedy, a nucleus that has shrunk."""
+    from vlm.ops.sample import SamplingState
+
+    rows = [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+            {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0},
+            {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.2, "decay_steps": 2}]  # fmt: skip
+    for turn, (vocab, rounded) in enumerate(((97, False), (97, True), (5000, False), (9001, True))):
+        logits = 3 * torch.randn(len(rows), vocab)
+        logits = (logits.round() if rounded else logits).to(device)  # rounded: many equals
+        scores = logits if turn % 2 else logits.masked_fill(torch.rand(logits.shape, device=device) < 0.2, -torch.inf)
+        settings = SamplingState.empty(len(rows) + 1, device)
+        settings.temperature.fill_(1.3)
+        settings.seeds.copy_(torch.randint(-(2**62), 2**62, (len(rows) + 1,)))
+        settings.top_p_reset_id.fill_(5)
+        for row, fields in enumerate(rows):
+            for name, value in fields.items():
+                getattr(settings, name)[row] = value
+        states = [slots_that_decode(len(rows), device) for _ in range(2)]
+        kept = [dataclasses.replace(settings, decay_steps=settings.decay_steps.clone()) for _ in range(2)]
+        own = torch.randperm(len(rows), device=device, dtype=torch.int32)
+        slots = own.clone()
+        slots[-1] = len(rows)  # a row of a search
+        for _ in range(4):
+            for op, state, how in zip((sampled_op.reference, sampled_kernel.append_sampled), states, kept, strict=True):
+                op(state, slots, how, own, scores=scores, logits=logits)
+        for name in ("tokens", "lengths", "finish"):
+            assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
+        torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
+        assert torch.equal(kept[0].decay_steps, kept[1].decay_steps)
+
+
+def penalize(device: torch.device) -> None:
+    from vlm.ops.penalize import PenaltyState
+
+    rows, vocab = 6, 50
+    state = slots_that_decode(rows, device)
+    state.tokens.copy_(torch.randint(0, vocab + 9, state.tokens.shape))  # some are rows of a prompt table
+    state.tokens[3] = torch.tensor([7, 8, 9, 3], device=device).repeat(65)
+    state.lengths[:rows] = torch.tensor([1, 40, 260, 259, 2, 9])
+    state.prompt_lengths[:rows] = torch.tensor([1, 7, 250, 4, 2, 9])
+    state.stop_ids[:, :2] = torch.tensor([3, 60])
+    penalties = PenaltyState.empty(rows + 1, device)
+    penalties.repetition[:3], penalties.presence[1:4], penalties.frequency[2:] = 1.3, 0.7, 0.11
+    penalties.ngrams.copy_(torch.tensor([3, 1, 2, 4, 2, 0, 0]))
+    penalties.min_lengths[:4] = torch.tensor([2, 40, 500, 0])
+    for slots in (torch.arange(rows), torch.tensor([4, 2, rows])):
+        logits = torch.randn(len(slots), vocab + 14, device=device)[:, :vocab]
+        s = slots.int().to(device)
+        found = penalize_kernel.penalize(logits, state, penalties, s)
+        torch.testing.assert_close(found, penalize_op.reference(logits, state, penalties, s), atol=1e-6, rtol=1e-6)
+
+
 def slots_that_decode(count: int, device: torch.device) -> SequenceState:
     """Returns so many slots, and the padding slot, of which all but that have a first token."""
     from vlm.executor.kv_cache import CacheShape
@@ -880,6 +937,8 @@ CASES = {
         w8a8,
         rounded_ahead,
         append_likeliest,
+        append_sampled,
+        penalize,
         topk_logprobs,
         beam_search,
         copy_blocks,

@@ -28,6 +28,8 @@ NAMES = (
     "w8a8",
     "rounded_ahead",
     "append_likeliest",
+    "append_sampled",
+    "penalize",
     "topk_logprobs",
     "beam_search",
     "copy_blocks",

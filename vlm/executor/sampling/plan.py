@@ -8,7 +8,8 @@ import torch
 
 from vlm.executor.inputs.packing import power_of_two
 from vlm.ops.beam_state import Groups
-from vlm.ops.logits_processors import NGRAM, PLAIN, Processing
+from vlm.ops.logits_processors import PLAIN, Processing
+from vlm.ops.penalize import NGRAM
 from vlm.requests.sampling_params import SamplingParams, SharedSettings
 from vlm.requests.sequence import Sequence
 

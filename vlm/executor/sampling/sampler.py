@@ -11,9 +11,9 @@ from vlm.executor.sampling.logits_recorder import LogitsRecorder
 from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops import beam_search, logits_processors, sample
-from vlm.ops.append_and_check_stop import append_and_check_stop
+from vlm.ops import beam_search, logits_processors
 from vlm.ops.append_likeliest import append_likeliest
+from vlm.ops.append_sampled import append_sampled
 from vlm.ops.beam_state import Groups
 from vlm.ops.prompt_lookup import propose
 from vlm.ops.token_rules import END, row_rules
@@ -74,11 +74,10 @@ class Sampler:
         if how == "greedy":
             append_likeliest(state.slots, rows.single, logits)
             return
-        slots = rows.all.long()
-        scores = logits if how == "sample" else self._processed(logits, rows, plan)
-        token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], by_entropy=plan.filtered)
-        append_and_check_stop(state.slots, rows.single, token, sample.log_probability(logits, token))
-        state.sampling.after(slots, state.slots)
+        append_sampled(
+            state.slots, rows.single, state.sampling, rows.all, logits=logits, by_entropy=plan.filtered,
+            scores=logits if how == "sample" else self._processed(logits, rows, plan),
+        )  # fmt: skip
 
     def _processed(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan, groups: Groups | None = None) -> Tensor:
         state = self.state

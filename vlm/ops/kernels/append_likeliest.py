@@ -30,7 +30,8 @@ def _likeliest(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = part * PART + tl.arange(0, PART)
     x = tl.load(logits_ptr + row * stride * VECTOR + i, mask=i // VECTOR < vectors, other=0.0)
-    x = tl.where(i < V, x.to(tl.float32), -float("inf"))
+    x = x.to(tl.float32)
+    x = tl.where((i < V) & (x == x), x, -float("inf"))  # NaN is never chosen
     best, at = tl.max(x, 0, return_indices=True)  # the first of equals
     out = row * tl.num_programs(1) + part
     tl.store(token_ptr + out, part * PART + at)

@@ -1,0 +1,46 @@
+"""Appends a token that each row draws: the last operation of a decode step that samples."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vlm.ops.append_and_check_stop import append_and_check_stop
+from vlm.ops.sample import SamplingState, log_probability, sample
+from vlm.ops.sequence_state import SequenceState
+
+
+def reference(
+    state: SequenceState,
+    slots: Tensor,
+    settings: SamplingState,
+    own: Tensor,
+    *,
+    scores: Tensor,
+    logits: Tensor,
+    by_entropy: bool = False,
+) -> None:
+    s = own.long()
+    token = sample(scores, settings.rows(s), state.lengths[s], by_entropy=by_entropy)
+    append_and_check_stop(state, slots, token, log_probability(logits, token))
+    settings.after(s, state)
+
+
+def append_sampled(
+    state: SequenceState,
+    slots: Tensor,
+    settings: SamplingState,
+    own: Tensor,
+    *,
+    scores: Tensor,
+    logits: Tensor,
+    by_entropy: bool = False,
+) -> None:
+    """Appends a token drawn by scores[r] [V] to slot slots[r], with its log-probability under logits[r] [V]; all else
+    as `append_and_check_stop`. The settings are those of the slots own[r]; `by_entropy`: some have filters of
+    vlm.ops.entropy_filters."""
+    if logits.is_cuda and not by_entropy:
+        from vlm.ops.kernels.append_sampled import append_sampled as kernel
+
+        kernel(state, slots, settings, own, scores=scores, logits=logits)
+    else:
+        reference(state, slots, settings, own, scores=scores, logits=logits, by_entropy=by_entropy)

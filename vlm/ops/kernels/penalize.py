@@ -1,0 +1,91 @@
+"""Penalties in two passes: each token of a row's history marks its place in the vocabulary, and each place looks at its
+mark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+
+if TYPE_CHECKING:
+    from vlm.ops.penalize import PenaltyState
+    from vlm.ops.sequence_state import SequenceState
+
+TILE, PART = 256, 2048  # tokens of a history, and of the vocabulary, of a program
+# a mark: how often the output has the token, below that whether the row has it at all, and whether it must not come
+OUTPUT, PRESENT, FORBIDDEN = (tl.constexpr(bits) for bits in ((1 << 29) - 1, 1 << 29, 1 << 30))
+
+
+@dependent
+def _mark(
+    marks_ptr, slots_ptr, tokens_ptr, lengths_ptr, prompts_ptr, stops_ptr, repetition_ptr, presence_ptr,
+    frequency_ptr, shortest_ptr, ngrams_ptr, V, width, STOPS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
+    row, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    length = tl.load(lengths_ptr + slot)
+    marks, history = marks_ptr + row * V, tokens_ptr + slot * width
+    if (begin == 0) & (length < tl.load(shortest_ptr + slot)):
+        stops = tl.load(stops_ptr + slot * STOPS + tl.arange(0, STOPS))
+        tl.atomic_or(marks + stops, FORBIDDEN, mask=(stops >= 0) & (stops < V))
+    if begin < length:
+        t = begin + tl.arange(0, TILE)
+        token = tl.load(history + t, mask=t < length, other=-1)
+        there = (token >= 0) & (token < V)  # rows of a prompt table have no logits
+        if tl.load(repetition_ptr + slot) != 1.0:
+            tl.atomic_or(marks + token, PRESENT, mask=there)
+        if (tl.load(presence_ptr + slot) != 0.0) | (tl.load(frequency_ptr + slot) != 0.0):
+            tl.atomic_add(marks + token, 1, mask=there & (t >= tl.load(prompts_ptr + slot)))
+        n = tl.load(ngrams_ptr + slot)
+        if (n > 0) & (n <= length):
+            repeats = there & (t >= n - 1)
+            for back in range(1, n):
+                earlier = tl.load(history + t - back, mask=repeats, other=-1)
+                repeats = repeats & (earlier == tl.load(history + length - back))
+            tl.atomic_or(marks + token, FORBIDDEN, mask=repeats)
+
+
+@dependent
+def _apply(
+    logits_ptr, marks_ptr, scores_ptr, slots_ptr, repetition_ptr, presence_ptr, frequency_ptr, V, stride,
+    PART: tl.constexpr,
+):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * PART + tl.arange(0, PART)
+    slot = tl.load(slots_ptr + row)
+    repetition = tl.load(repetition_ptr + slot)
+    x = tl.load(logits_ptr + row * stride + i, mask=i < V, other=0.0).to(tl.float32)
+    mark = tl.load(marks_ptr + row * V + i, mask=i < V, other=0)
+    penalized = tl.where(x > 0, tl.div_rn(x, tl.broadcast_to(repetition, x.shape)), x * repetition)
+    x = tl.where((mark & PRESENT) != 0, penalized, x)
+    count = (mark & OUTPUT).to(tl.float32)
+    x = x - tl.where(count > 0, tl.load(presence_ptr + slot), 0.0)
+    x = x - tl.load(frequency_ptr + slot) * count
+    tl.store(scores_ptr + row * V + i, tl.where((mark & FORBIDDEN) != 0, -float("inf"), x), mask=i < V)
+
+
+def penalize(logits: Tensor, state: SequenceState, penalties: PenaltyState, slots: Tensor) -> Tensor:
+    rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    marks = torch.zeros((rows, vocab_size), dtype=torch.int32, device=logits.device)
+    scores = torch.empty((rows, vocab_size), dtype=torch.float32, device=logits.device)
+    width = state.tokens.shape[1]
+    _mark[(rows, triton.cdiv(width, TILE))](
+        marks, slots, state.tokens, state.lengths, state.prompt_lengths, state.stop_ids, penalties.repetition,
+        penalties.presence, penalties.frequency, penalties.min_lengths, penalties.ngrams, vocab_size, width,
+        STOPS=state.stop_ids.shape[1], TILE=TILE, num_warps=4,
+    )  # fmt: skip
+    _apply[(rows, triton.cdiv(vocab_size, PART))](
+        logits, marks, scores, slots, penalties.repetition, penalties.presence, penalties.frequency, vocab_size,
+        logits.stride(0), PART=PART, num_warps=4,
+    )  # fmt: skip
+    return scores
