@@ -66,6 +66,7 @@ from vlm.ops.kernels.norms_ahead import NormsAhead
 from vlm.ops.lora_matrices import LoraMatrices
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 from vlm.ops.sequence_state import SequenceState
+from vlm.ops.token_rules import BAN, BIAS, SUPPRESS, TokenRules
 
 SLOTS = 6
 # capped alone, windows of one key, of fewer keys than a tile and of more
@@ -690,7 +691,7 @@ def append_sampled(device: torch.device) -> None:
     from vlm.ops.sample import SamplingState
 
     rows = [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
-            {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0},
+            {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0}, {"top_k": 300, "top_p": 0.9},
             {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.2, "decay_steps": 2}]  # fmt: skip
     for turn, (vocab, rounded) in enumerate(((97, False), (97, True), (5000, False), (9001, True))):
         logits = 3 * torch.randn(len(rows), vocab)
@@ -731,11 +732,27 @@ def penalize(device: torch.device) -> None:
     penalties.repetition[:3], penalties.presence[1:4], penalties.frequency[2:] = 1.3, 0.7, 0.11
     penalties.ngrams.copy_(torch.tensor([3, 1, 2, 4, 2, 0, 0]))
     penalties.min_lengths[:4] = torch.tensor([2, 40, 500, 0])
-    for slots in (torch.arange(rows), torch.tensor([4, 2, rows])):
+    bans = _bans(state, device)
+    for slots, rules in itertools.product((torch.arange(rows), torch.tensor([4, 2, rows])), (None, bans)):
         logits = torch.randn(len(slots), vocab + 14, device=device)[:, :vocab]
         s = slots.int().to(device)
-        found = penalize_kernel.penalize(logits, state, penalties, s)
-        torch.testing.assert_close(found, penalize_op.reference(logits, state, penalties, s), atol=1e-6, rtol=1e-6)
+        found = penalize_kernel.penalize(logits, state, penalties, s, rules)
+        want = penalize_op.reference(logits, state, penalties, s, bans=rules)
+        torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-6)
+
+
+def _bans(state: SequenceState, device: torch.device) -> TokenRules:
+    """Returns rules of all kinds: alone, at one place, behind one and two tokens, of which the second may differ."""
+    rules, prefixes = [], []
+    for slot, kind in itertools.product(range(SLOTS), (BAN, SUPPRESS, BIAS)):
+        length = int(state.lengths[slot])
+        last = state.tokens[slot, max(length - 2, 0) : length].tolist()
+        for token, place, before in ((4, -1, []), (5, length, []), (6, length + 1, []), (70, -1, []), (8, -1, last),
+                                     (9, -1, last[-1:]), (10, -1, [last[-1] + 1]), (-1, -1, [])):  # fmt: skip
+            prefixes += [(len(rules), len(before) - i, each) for i, each in enumerate(before)]
+            rules.append((slot, token + 20 * (kind == SUPPRESS), kind, place))
+    columns = lambda rows: torch.tensor(rows, dtype=torch.int32, device=device).T.contiguous()  # noqa: E731
+    return TokenRules(*columns(rules), torch.zeros(len(rules), device=device), *columns(prefixes))
 
 
 def slots_that_decode(count: int, device: torch.device) -> SequenceState:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vlm.ops.beam_state import Groups
 from vlm.ops.penalize import NGRAM, PenaltyState, inside, penalize
 from vlm.ops.sequence_state import SequenceState
-from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Processing:
     rules: tuple[int, ...] = ()  # kinds of rules about tokens
     ngrams: int = NGRAM  # size of the longest n-gram
     rare: bool = False  # ends that get likelier, invalid values, normalization
+
+    @property
+    def only_bans(self) -> bool:
+        """Says whether rules do nothing but forbid tokens, of which it does not matter when."""
+        return not self.rare and {BAN, SUPPRESS} >= {*self.rules} - {END} != set()
 
 
 PLAIN = Processing()
@@ -40,11 +45,13 @@ def apply(
 ) -> Tensor:
     """Processes logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf; `groups`: rows
     that are beams of one search, where they are. Nothing waits for the host."""
+    if rules is not None and processing.only_bans:
+        return penalize(logits, state, penalties, slots, longest=processing.ngrams, bans=rules)
     s = slots.long()
     token_rules = row_rules(rules, state, s, logits.shape[1]) if rules is not None and processing.rules else None
     if token_rules is not None:
         logits = _favoured(logits.float(), penalties.input_repetition[s][:, None], token_rules, processing.rules)
-    logits = penalize(logits, state, penalties, slots, processing.ngrams)
+    logits = penalize(logits, state, penalties, slots, longest=processing.ngrams)
     if token_rules is not None:
         logits = _ruled(logits, token_rules, processing.rules, groups)
     if processing.rare:

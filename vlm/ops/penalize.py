@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.sequence_state import SequenceState
+from vlm.ops.token_rules import BAN, SUPPRESS, TokenRules, row_rules
 
 NGRAM = 8  # n-grams up to this size are looked for in any case
 
@@ -43,7 +44,13 @@ class PenaltyState:
 
 
 def reference(
-    logits: Tensor, state: SequenceState, penalties: PenaltyState, slots: Tensor, longest: int = NGRAM
+    logits: Tensor,
+    state: SequenceState,
+    penalties: PenaltyState,
+    slots: Tensor,
+    *,
+    longest: int = NGRAM,
+    bans: TokenRules | None = None,
 ) -> Tensor:
     s, logits = slots.long(), logits.float()
     # rows of a prompt table have no logits: they count in the column of what is not forbidden
@@ -57,19 +64,29 @@ def reference(
         (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
     ):
         forbidden.scatter_(1, torch.where(holds, ids, nothing), True)
-    return logits.masked_fill(forbidden[:, :-1], float("-inf"))
+    forbidden = forbidden[:, :-1]
+    if bans is not None:
+        rules = row_rules(bans, state, s, logits.shape[1])
+        forbidden = forbidden | rules.marked(BAN) | rules.marked(SUPPRESS)
+    return logits.masked_fill(forbidden, float("-inf"))
 
 
 def penalize(
-    logits: Tensor, state: SequenceState, penalties: PenaltyState, slots: Tensor, longest: int = NGRAM
+    logits: Tensor,
+    state: SequenceState,
+    penalties: PenaltyState,
+    slots: Tensor,
+    *,
+    longest: int = NGRAM,
+    bans: TokenRules | None = None,
 ) -> Tensor:
     """Takes logits [R, V] of the rows `slots` [R] int32 -> float32 [R, V], with what is forbidden at -inf; `longest`:
-    the size of the longest n-gram that must not come again."""
+    the size of the longest n-gram that must not come again; `bans`: rules, of which those that forbid a token hold."""
     if logits.is_cuda:
         from vlm.ops.kernels.penalize import penalize as kernel
 
-        return kernel(logits, state, penalties, slots)
-    return reference(logits, state, penalties, slots, longest)
+        return kernel(logits, state, penalties, slots, bans)
+    return reference(logits, state, penalties, slots, longest=longest, bans=bans)
 
 
 def inside(ids: Tensor, vocab_size: int) -> Tensor:

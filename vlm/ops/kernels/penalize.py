@@ -1,5 +1,5 @@
-"""Penalties in two passes: each token of a row's history marks its place in the vocabulary, and each place looks at its
-mark."""
+"""Penalties in two passes: each token of a row's history, and each rule, marks a place in the vocabulary, and each
+place looks at its mark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.token_rules import BAN, SUPPRESS
 
 if TYPE_CHECKING:
     from vlm.ops.penalize import PenaltyState
     from vlm.ops.sequence_state import SequenceState
+    from vlm.ops.token_rules import TokenRules
 
 TILE, PART = 256, 2048  # tokens of a history, and of the vocabulary, of a program
 # a mark: how often the output has the token, below that whether the row has it at all, and whether it must not come
@@ -53,6 +55,32 @@ def _mark(
 
 
 @dependent
+def _ban(
+    marks_ptr, slots_ptr, tokens_ptr, lengths_ptr, rule_slots_ptr, rule_tokens_ptr, kinds_ptr, places_ptr,
+    prefix_rules_ptr, backs_ptr, prefix_tokens_ptr, R, V, width, prefixes, ROWS: tl.constexpr, TILE: tl.constexpr,
+    BAN: tl.constexpr, SUPPRESS: tl.constexpr,
+):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
+    rule = tl.program_id(0)
+    token, kind = tl.load(rule_tokens_ptr + rule), tl.load(kinds_ptr + rule)
+    if (token >= 0) & (token < V) & ((kind == BAN) | (kind == SUPPRESS)):
+        slot, place, r = tl.load(rule_slots_ptr + rule), tl.load(places_ptr + rule), tl.arange(0, ROWS)
+        here = tl.load(slots_ptr + r, mask=r < R, other=-1) == slot
+        row = tl.sum(tl.where(here, r + 1, 0)) - 1  # pyright: ignore[reportOperatorIssue]
+        length = tl.load(lengths_ptr + slot)
+        missing = tl.where((row < 0) | ((place >= 0) & (place != length)), 1, 0)
+        for begin in range(0, prefixes, TILE):
+            i = begin + tl.arange(0, TILE)
+            own = tl.load(prefix_rules_ptr + i, mask=i < prefixes, other=-1) == rule
+            at = length - tl.load(backs_ptr + i, mask=own, other=0)
+            stands = tl.load(tokens_ptr + slot.to(tl.int64) * width + at, mask=own & (at >= 0), other=-1)
+            missing += tl.sum((own & (stands != tl.load(prefix_tokens_ptr + i, mask=own, other=-1))).to(tl.int32))
+        if missing == 0:
+            tl.atomic_or(marks_ptr + tl.cast(row, tl.int64) * V + token, FORBIDDEN)
+
+
+@dependent
 def _apply(
     logits_ptr, marks_ptr, scores_ptr, slots_ptr, repetition_ptr, presence_ptr, frequency_ptr, V, stride,
     PART: tl.constexpr,
@@ -73,7 +101,9 @@ def _apply(
     tl.store(scores_ptr + row * V + i, tl.where((mark & FORBIDDEN) != 0, -float("inf"), x), mask=i < V)
 
 
-def penalize(logits: Tensor, state: SequenceState, penalties: PenaltyState, slots: Tensor) -> Tensor:
+def penalize(
+    logits: Tensor, state: SequenceState, penalties: PenaltyState, slots: Tensor, bans: TokenRules | None = None
+) -> Tensor:
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     marks = torch.zeros((rows, vocab_size), dtype=torch.int32, device=logits.device)
@@ -84,6 +114,12 @@ def penalize(logits: Tensor, state: SequenceState, penalties: PenaltyState, slot
         penalties.presence, penalties.frequency, penalties.min_lengths, penalties.ngrams, vocab_size, width,
         STOPS=state.stop_ids.shape[1], TILE=TILE, num_warps=4,
     )  # fmt: skip
+    if bans is not None:
+        _ban[(len(bans.tokens),)](
+            marks, slots, state.tokens, state.lengths, bans.slots, bans.tokens, bans.kinds, bans.places,
+            bans.prefix_rules, bans.prefix_backs, bans.prefix_tokens, rows, vocab_size, width, len(bans.prefix_rules),
+            ROWS=triton.next_power_of_2(rows), TILE=TILE, BAN=BAN, SUPPRESS=SUPPRESS, num_warps=4,
+        )  # fmt: skip
     _apply[(rows, triton.cdiv(vocab_size, PART))](
         logits, marks, scores, slots, penalties.repetition, penalties.presence, penalties.frequency, vocab_size,
         logits.stride(0), PART=PART, num_warps=4,
