@@ -52,23 +52,25 @@ def reference(
     longest: int = NGRAM,
     bans: TokenRules | None = None,
 ) -> Tensor:
-    s, logits = slots.long(), logits.float()
-    # rows of a prompt table have no logits: they count in the column of what is not forbidden
-    history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
-    logits = _penalized(logits, history, length, state.prompt_lengths[s][:, None], penalties, s)
-    ends = inside(state.stop_ids[s].long(), logits.shape[1])
-    forbidden = torch.zeros(len(s), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
-    nothing = logits.shape[1]  # a column of its own takes what is not forbidden
+    s, nothing = slots.long(), logits.shape[1]  # a column of its own is where what has no logit lies
+    scores = logits.new_zeros((len(s), nothing + 1), dtype=torch.float32)
+    scores[:, :-1] = logits
+    at, length = torch.arange(state.tokens.shape[1], device=s.device), state.lengths[s][:, None]
+    # rows of a prompt table have no logits
+    history = torch.where(at < length, state.tokens[s].long().clamp(max=nothing), nothing)
+    is_output = at >= state.prompt_lengths[s][:, None]
+    scores.scatter_(1, history, _penalized(scores.gather(1, history), history, is_output, nothing, penalties, s))
+    ends = inside(state.stop_ids[s].long(), nothing)
     for ids, holds in (
-        _repeating_ngrams(history, length, penalties.ngrams[s][:, None], longest),
+        (history, _repeats(history, length, penalties.ngrams[s][:, None], longest)),
         (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
     ):
-        forbidden.scatter_(1, torch.where(holds, ids, nothing), True)
-    forbidden = forbidden[:, :-1]
-    if bans is not None:
-        rules = row_rules(bans, state, s, logits.shape[1])
-        forbidden = forbidden | rules.marked(BAN) | rules.marked(SUPPRESS)
-    return logits.masked_fill(forbidden, float("-inf"))
+        scores.scatter_(1, torch.where(holds, ids, nothing), float("-inf"))
+    scores = scores[:, :-1]
+    if bans is None:
+        return scores
+    rules = row_rules(bans, state, s, nothing)
+    return scores.masked_fill(rules.marked(BAN) | rules.marked(SUPPRESS), float("-inf"))
 
 
 def penalize(
@@ -95,27 +97,23 @@ def inside(ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def _penalized(
-    logits: Tensor, history: Tensor, length: Tensor, prompt: Tensor, penalties: PenaltyState, s: Tensor
+    scores: Tensor, history: Tensor, is_output: Tensor, nothing: int, penalties: PenaltyState, s: Tensor
 ) -> Tensor:
-    at = torch.arange(history.shape[1], device=logits.device)
-    none = logits.new_zeros(len(logits), logits.shape[1] + 1)
-    count = lambda mask: none.scatter_add(1, history, mask.float())[:, :-1]  # noqa: E731
-    present = count(at < length) > 0
-    output = count((at < length) & (at >= prompt))
-    repetition = penalties.repetition[s][:, None]
-    logits = torch.where(present, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    logits = logits - penalties.presence[s][:, None] * (output > 0)
-    return logits - penalties.frequency[s][:, None] * output
+    """Returns what becomes of the `scores` [R, T] of a history's tokens [R, T]."""
+    of = lambda values: values[s][:, None]  # noqa: E731
+    zeros = scores.new_zeros(len(s), nothing + 1)
+    count = zeros.scatter_add(1, torch.where(is_output, history, nothing), torch.ones_like(scores)).gather(1, history)
+    repetition = of(penalties.repetition)
+    scores = torch.where(scores > 0, scores / repetition, scores * repetition)
+    return scores - of(penalties.presence) * (count > 0) - of(penalties.frequency) * count
 
 
-def _repeating_ngrams(history: Tensor, length: Tensor, n: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """Returns candidates [R, T], the token after each earlier place, and whether the n - 1 tokens before it end the
-    history."""
-    width = history.shape[1]
-    at = torch.arange(width, device=history.device)[None]
+def _repeats(history: Tensor, length: Tensor, n: Tensor, longest: int) -> Tensor:
+    """Marks the tokens of a history [R, T] before which the n - 1 tokens stand that end it."""
+    at = torch.arange(history.shape[1], device=history.device)[None]
     holds = (n > 0) & (at < length) & (at >= n - 1)
     for back in range(1, longest):
         earlier = history.gather(1, (at - back).clamp(min=0).expand(len(history), -1))
         tail = history.gather(1, (length - back).clamp(min=0).long())
         holds = holds & ((earlier == tail) | (back >= n))
-    return history, holds
+    return holds

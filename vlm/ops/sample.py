@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +28,13 @@ def greedy_reference(logits: Tensor) -> tuple[Tensor, Tensor]:
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Finds in logits [R, V] of the host the likeliest token [R] int64 (the first of equals), its log-probability [R]
     float32."""
-    logits = logits.float()
-    token = torch.from_numpy(logits.detach().numpy().argmax(-1))  # torch's own takes ten times as long
-    return token, logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
+    token = likeliest(logits)
+    return token, log_probability(logits, token)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Returns the likeliest token of each row of logits [R, V] of the host, the first of equals: [R] int64"""
+    return torch.from_numpy(logits.detach().float().numpy().argmax(-1))  # torch's own takes ten times as long
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,16 @@ def sample(logits: Tensor, how: SamplingState, positions: Tensor, *, by_entropy:
     logits [R, V]; `how` of the R rows; positions [R], the place of the token to draw; `by_entropy`: some rows have
     filters of vlm.ops.entropy_filters -> token [R] int64
     """
+    if logits.is_cuda:  # a graph, which cannot ask what rows draw
+        return torch.where(how.temperature > 0, _drawn(logits, how, positions, by_entropy), logits.argmax(-1))
+    token = likeliest(logits)
+    if len(rows := how.temperature.nonzero()[:, 0]):
+        token[rows] = _drawn(logits[rows], how.rows(rows), positions[rows], by_entropy)
+    return token
+
+
+def _drawn(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bool) -> Tensor:
+    """Draws a token for each row."""
     logits = logits.float()
     if by_entropy:
         scaled = entropy_filters.top_h(_scaled(logits, how.temperature), how.top_h)
@@ -91,8 +106,7 @@ def sample(logits: Tensor, how: SamplingState, positions: Tensor, *, by_entropy:
         scores = entropy_filters.last(scores, how.typical_p, how.epsilon_cutoff, how.eta_cutoff)
     else:
         scores = filtered(logits, how.temperature, how.top_k, how.nucleus, how.min_p)
-    token = (scores + gumbel(how.seeds, positions, logits.shape[-1])).argmax(-1)
-    return torch.where(how.temperature > 0, token, logits.argmax(-1))
+    return (scores + gumbel(how.seeds, positions, logits.shape[-1])).argmax(-1)
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
@@ -108,16 +122,29 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     at least p times the likeliest's probability.
     """
     scaled = _scaled(logits, temperature)
-    sorted_logits, order = scaled.sort(descending=True, stable=True)
+    if not logits.is_cuda and not ((top_k > 0) | (top_p < 1.0) | (min_p > 0)).any():
+        return scaled
+    ordered = _descending(scaled)
     k = torch.where(top_k > 0, top_k.clamp(max=logits.shape[-1]), logits.shape[-1]).long()
-    sorted_logits = sorted_logits.masked_fill(sorted_logits < sorted_logits.gather(-1, k[:, None] - 1), float("-inf"))
-    mass = sorted_logits.softmax(-1)
+    ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), float("-inf"))
+    mass = ordered.softmax(-1)
     before = mass.cumsum(-1) - mass  # mass of the likelier ones
     # where all may be drawn, what is added up may round to 1 ahead of the last ones
     beyond = (before >= top_p[:, None]) & (top_p[:, None] < 1.0)
-    drop = beyond | (mass < min_p[:, None] * mass[:, :1])
-    drop[:, 0] = False
-    return torch.empty_like(scaled).scatter_(-1, order, sorted_logits.masked_fill(drop, float("-inf")))
+    drop = beyond | (mass < min_p[:, None] * mass[:, :1]) | (ordered == float("-inf"))
+    count = (~drop).sum(-1, keepdim=True).clamp(min=1)
+    last = ordered.gather(-1, count - 1)
+    # of those that equal the last one, the first
+    equal, left = scaled == last, count - (ordered > last).sum(-1, keepdim=True)
+    return scaled.masked_fill(~((scaled > last) | (equal & (equal.cumsum(-1) <= left))), float("-inf"))
+
+
+def _descending(values: Tensor) -> Tensor:
+    """Sorts each row, the highest first."""
+    if values.is_cuda:
+        return values.sort(descending=True).values
+    # torch's own sort of the host takes forty times as long
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
 
 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:

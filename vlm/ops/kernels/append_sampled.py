@@ -143,7 +143,7 @@ def append_sampled(
         settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seeds, settings.top_p_decay,
         settings.top_p_min, settings.decay_steps, state.lengths, token, logprob,
         vocab_size, scores.stride(0), logits.stride(0), parts, 2 * parts, PADDED=triton.next_power_of_2(parts),
-        PART=PART, CHUNK=CHUNK, GROUP=GROUP, MOST=MOST, LEAST=LEAST_TEMPERATURE, num_warps=8,
+        PART=PART, CHUNK=CHUNK, GROUP=GROUP, MOST=MOST, LEAST=LEAST_TEMPERATURE, num_warps=16,
     )  # fmt: skip
     append_and_check_stop(state, slots, token, logprob)
     _count_steps[(rows,)](
