@@ -51,6 +51,8 @@ SPLIT = (
     ("blip2-flan-t5-xl", "prompt", "--dtype bfloat16", "12,30"),
 )
 # with larger weights layers of so many do not agree with themselves in 16 bits: no ways to split them could be compared
+# rows of how tokens are chosen: the likeliest, penalized, drawn by what people set
+SETTINGS = ";no_repeat_ngram_size=3;temperature=1;temperature=1,top_k=50;temperature=0.7,top_k=50,top_p=0.9"
 LIMITS = "--max-batch-size 32 --max-seq-len 1024 --initializer-range 0.005"
 
 
@@ -88,6 +90,15 @@ COMMANDS = (
     ("gpt2-medium-prompt", 120,
      "prompt --arch gpt2-medium --random-weights --dtype float16 --batch-size 1;32 "
      "--input-output-len 128,128 --hf-new-tokens 64 --repeats 5 --hf-repeats 3 --profile"),
+    ("gpt2-medium-settings", 120,
+     "prompt --arch gpt2-medium --random-weights --dtype float16 --batch-size 1;32 --input-output-len 128,128 "
+     f"--settings {SETTINGS} --hf-new-tokens 16 --repeats 5 --hf-repeats 1"),
+    ("bart-large-cnn-settings", 120,
+     "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 128 --input-output-len 350,128 "
+     f"--settings {SETTINGS} --hf-new-tokens 16 --repeats 5 --hf-repeats 1"),
+    ("bart-large-cnn-beams", 90,  # as its publication has it
+     "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 32 --input-output-len 350,128 "
+     "--num-beams 4 --settings ;no_repeat_ngram_size=3 --hf-new-tokens 16 --repeats 5 --hf-repeats 1"),
     ("bart-large-cnn-lora", 75,
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --backend torch,torch+lora-8x16 "
      "--batch-size 128 --input-output-len 350,128 --repeats 5 --profile --no-hf"),

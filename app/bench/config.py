@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from vlm.config import BuildConfig, Config, RuntimeConfig
 from vlm.config.build import DTYPES
@@ -14,7 +14,9 @@ from vlm.errors import InputError, listed
 from vlm.options import check_limits, option, same_option
 from vlm.ranges import at_least, one_of
 from vlm.registry.role_configs import RoleConfigs
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.lists import names, numbers, pairs, size
+from vlm_app.bench.lists import settings as read_settings
 from vlm_app.core.backend_names import is_measured, measured_names
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
@@ -134,10 +136,16 @@ class RowsConfig(SubjectConfig):
         None, "Tokens of its run, the rest is extrapolated.", default="all", allowed=at_least(2)
     )
     hf_repeats: int = option(1, "Hugging Face's runs.", allowed=at_least(1))
+    settings: tuple[dict[str, Any], ...] = option(
+        ({},), 'Of drawing and penalties, "top_k=50,temperature=0.7"; several apart by ";", ";no_repeat_ngram_size=3": '
+        "without any, and with one.", default="none", read=partial(read_settings, option="--settings"),
+    )  # fmt: skip
     profile: bool = same_option(LatencyConfig, "profile")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for settings in self.settings:
+            SamplingParams(**settings)
         for flag, values in self._lists.items():
             if min(values) < 1:
                 raise InputError(f"{flag} holds {min(values)}; its numbers must be at least 1.")
@@ -152,8 +160,8 @@ class RowsConfig(SubjectConfig):
 
     @property
     def rows(self) -> list[Workload]:
-        rows = itertools.product(self.lengths, self.batch_sizes)
-        return [Workload(lengths, num_beams=1, batch_size=size) for lengths, size in rows]
+        rows = itertools.product(self.lengths, self.settings, self.batch_sizes)
+        return [Workload(lengths, num_beams=1, batch_size=size, settings=own) for lengths, own, size in rows]
 
     def hf_steps(self, row: Workload) -> int:
         """Returns the tokens of Hugging Face's run."""
@@ -188,6 +196,8 @@ class TextBenchConfig(RowsConfig):
                 f"--min-input-len is {self.min_input_len}; it must not be above the tokens in of --input-output-len,"
                 f" {shortest}."
             )
+        if self.ctranslate2 is not None and any(self.settings):
+            raise InputError("--ctranslate2 is measured without --settings; leave one of them out.")
 
     @property
     def beside_others(self) -> bool:
@@ -199,8 +209,11 @@ class TextBenchConfig(RowsConfig):
 
     @property
     def rows(self) -> list[Workload]:
-        rows, least = itertools.product(self.lengths, self.num_beams, self.batch_sizes), self.min_input_len
-        return [Workload(lengths, beams, size, min_input_len=least) for lengths, beams, size in rows]
+        rows = itertools.product(self.lengths, self.num_beams, self.settings, self.batch_sizes)
+        return [
+            Workload(lengths, beams, size, min_input_len=self.min_input_len, settings=own)
+            for lengths, beams, own, size in rows
+        ]
 
     def limits(self, configs: RoleConfigs) -> Limits:
         """Returns what the engine must hold; a beam takes a sequence's place."""
@@ -271,13 +284,15 @@ class Workload:
     num_beams: int
     batch_size: int
     min_input_len: int | None = None  # None: all inputs have that length
+    settings: dict[str, Any] = field(default_factory=dict)  # of drawing and penalties
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         input_len, output_len = self.lengths
         least = {} if self.min_input_len is None else {"min_input_len": self.min_input_len}
         return {
             "batch_size": self.batch_size,
             "num_beams": self.num_beams,
+            **({"settings": self.settings} if self.settings else {}),
             **least,
             "input_len": input_len,
             "output_len": output_len,

@@ -6,7 +6,9 @@ import json
 import re
 from typing import Any
 
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
+from vlm.options import defaults_of, options_of
+from vlm.requests.sampling_options import SamplingOptions
 
 
 def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
@@ -71,6 +73,30 @@ def size(text: str, option: str) -> tuple[int, int]:
     if len(found) != 1:
         raise InputError(f"{option} is {text!r}; give one width and height such as {found[0][0]}x{found[0][1]}.")
     return found[0]
+
+
+def settings(text: str, option: str) -> tuple[dict[str, Any], ...]:
+    """Reads ";top_k=50,temperature=0.7": settings of generation, a row each, of which the first has none. Raises
+    InputError for what is no number, and for what Hugging Face has no number for."""
+    allowed = [
+        name
+        for name, setting in options_of(SamplingOptions).items()
+        if setting.section in ("Drawing", "Penalties") and setting.model_key
+    ]
+    rows, defaults = [], defaults_of(SamplingOptions)
+    for row in text.split(";"):
+        parts = [part.strip().partition("=") for part in row.split(",") if part.strip()]
+        if unknown := [name for name, _, _ in parts if name not in allowed]:
+            raise InputError(f"{option} names {listed(unknown)}; allowed are {listed(allowed)}.")
+        rows.append({name: _number(value, f"{option} {name}", type(defaults[name])) for name, _, value in parts})
+    return tuple(rows)
+
+
+def _number(text: str, what: str, kind: type) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InputError(f"{what} is {text!r}; give {'a whole number' if kind is int else 'a number'}.") from None
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
     def measure_row(number: int, row: Workload) -> Turns[Results]:
         draw_prompts = random_prompts(session, row, number)
         draw = lambda: as_inputs(draw_prompts(), configs)  # noqa: E731
-        results = yield from times(draw, generate, row, steps=row.lengths[1], repeats=config.repeats, session=session)
+        run = functools.partial(generate, **row.settings)
+        results = yield from times(draw, run, row, steps=row.lengths[1], repeats=config.repeats, session=session)
         results |= {"collectives": collectives(pipeline, row.batch_size)}
         return _row_results(row, results, encode[-config.repeats :] if config.num_images(configs) else [])
 
@@ -94,8 +95,9 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
     def measure_row(number: int, row: Workload) -> Turns[Results]:
         draw_prompts = random_prompts(session, row, number)
         draw = lambda: draw_prompts().first(config.hf_batch_size)  # noqa: E731
+        run = functools.partial(baseline.generate, settings=row.settings)
         results = yield from times(
-            draw, baseline.generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
+            draw, run, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
         )
         encode = []
         if config.num_images(configs):

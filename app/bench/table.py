@@ -131,9 +131,15 @@ def workload(result: dict[str, Any]) -> str:
 
 
 def _text_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
-    beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
-    of = f"{tokens_in(row)} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: "
+    one = "drawn" if row.get("settings", {}).get("temperature") else "greedy"
+    beams = one if row["num_beams"] == 1 else f"{row['num_beams']} beams"
+    of = f"{tokens_in(row)} in, {row['output_len']} out, batch {row['batch_size']}, {beams}{_settings(row)}: "
     return [_text_row(result, row, of), *_collectives(result, row, of)]
+
+
+def _settings(row: dict[str, Any]) -> str:
+    """Names the settings of a row: `, top_k 50, temperature 0.7`."""
+    return "".join(f", {name} {value:g}" for name, value in row.get("settings", {}).items())
 
 
 def tokens_in(row: dict[str, Any]) -> str:
@@ -155,7 +161,8 @@ def _text_row(result: dict[str, Any], row: dict[str, Any], of: str) -> Row:
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     """Returns of one prompt at a time what a user waits for, of many tokens a second."""
-    of = f"{_images(result, row['images'])}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}: "
+    sizes = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}"
+    of = f"{_images(result, row['images'])}{sizes}{_settings(row)}: "
     if row["batch_size"] > 1:
         rates = [("tokens/s", "tokens_per_s")]
         if "requests_per_s" in row["vlm"]:

@@ -61,7 +61,7 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
     def measure_row(_: int, row: Workload) -> Turns[Results]:
         def generate(texts: list[list[int]], new_tokens: int) -> None:
             inputs = with_adapters([{"encoder_input_ids": ids} for ids in texts], pipeline)
-            options = {"max_new_tokens": new_tokens, "num_beams": row.num_beams}
+            options = {"max_new_tokens": new_tokens, "num_beams": row.num_beams, **row.settings}
             outputs = pipeline.generate(inputs, **settings | FULL_LENGTH | options)
             assert all(len(out.token_ids) == new_tokens for out in outputs)
 
@@ -83,7 +83,7 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
 
     def measure_row(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size]
-        generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams)  # noqa: E731
+        generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams, row.settings)  # noqa: E731
         results = yield from times(
             lambda: texts, generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
         )

@@ -47,10 +47,18 @@ def test_every_processor_gives_the_cpus_tokens(subject, beams, graphs):
             assert len(out.token_ids) == len(expected.token_ids) and set(out.token_ids[last:]) <= set(ends)
 
 
-def test_draws_are_the_cpus(subject):
+@pytest.mark.parametrize(
+    "filters",
+    [
+        [{}, {"typical_p": 0.6}, {"epsilon_cutoff": 0.02}, {"eta_cutoff": 0.05}, {"top_h": 0.5}, {"top_k": 5}],
+        [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.8}, {"temperature": 0.0}],
+    ],
+    ids=["by_entropy", "plain"],
+)
+@pytest.mark.parametrize("processed", [{}, {"suppress_tokens": [9]}, {"repetition_penalty": 1.2}], ids=str)
+def test_draws_are_the_cpus(subject, filters, processed):
     model, engine = subject
-    filters = [{}, {"typical_p": 0.6}, {"epsilon_cutoff": 0.02}, {"eta_cutoff": 0.05}, {"top_h": 0.5}, {"top_k": 5}]
-    settings = [{"temperature": 1.2, "seed": 7, "suppress_tokens": [9], **given} for given in filters]
+    settings = [{"temperature": 1.2, "seed": 7, **processed, **given} for given in filters]
     inputs = inputs_of(model)[: len(settings)]
     found = [
         [out.token_ids for out in decoded(Pipeline(engine, RuntimeConfig(device=on)), model, inputs, settings)]

@@ -93,14 +93,16 @@ class TextBaseline:
         return _described(self.model.config._attn_implementation, "eager generate")
 
     @torch.inference_mode()
-    def generate(self, texts: list[list[int]], new_tokens: int, num_beams: int) -> Tensor:
+    def generate(
+        self, texts: list[list[int]], new_tokens: int, num_beams: int, settings: dict[str, Any] | None = None
+    ) -> Tensor:
         """[B][T] -> [B, 1 + new_tokens]; shorter texts are padded, as its documentation has it"""
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(self.device)
         mask = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
         tokens = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, num_beams=num_beams,
-            do_sample=False,
+            **_choice(settings or {}),
         )  # fmt: skip
         assert tokens.shape[1] == 1 + new_tokens, tokens.shape
         return tokens
@@ -131,7 +133,7 @@ class PromptBaseline:
         return _described(self.model.config._attn_implementation, "eager generate, greedy")
 
     @torch.inference_mode()
-    def generate(self, prompts: Prompts, new_tokens: int) -> Tensor:
+    def generate(self, prompts: Prompts, new_tokens: int, settings: dict[str, Any] | None = None) -> Tensor:
         """-> [B, new_tokens]"""
         prompts = self.processed(prompts)
         model, inputs = self.model, {"input_ids": self._ids(prompts)}
@@ -142,7 +144,7 @@ class PromptBaseline:
         mask = torch.ones_like(inputs["input_ids"])
         tokens = model.generate(
             **inputs, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, num_beams=1,
-            do_sample=False,
+            **_choice(settings or {}),
         )  # fmt: skip
         # a prompt, a start token or nothing stands before
         assert tokens.shape[1] - new_tokens in (0, 1, mask.shape[1]), tokens.shape
@@ -176,6 +178,13 @@ class PromptBaseline:
 def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
     kind: Any = Vila if (folder / "llm").is_dir() else model_class(folder)
     return kind.from_pretrained(folder, dtype=dtype)
+
+
+def _choice(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns how a token is chosen, as transformers is told: it draws from the 50 likeliest unless it is told."""
+    return (
+        {"do_sample": True, "top_k": 0, **settings} if settings.get("temperature") else {"do_sample": False, **settings}
+    )
 
 
 def _described(attention: Any, mode: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import sys
@@ -91,6 +92,38 @@ def test_every_combination_is_measured(arch, tmp_path, capsys):
     assert len([line for line in lines if "tokens/s" in line]) == 8
     assert "6 in, 8 out, batch 3, 2 beams: tokens/s" in lines[5] and "(batch 2)" in lines[5]
     assert lines[5].startswith("|  |") and "(batch" not in lines[4]
+
+
+def test_settings_are_rows_of_both_systems(arch, tmp_path, capsys, monkeypatch):
+    told, generate = [], TextBaseline.generate
+    monkeypatch.setattr(TextBaseline, "generate", lambda self, *given: told.append(given[3]) or generate(self, *given))
+    settings = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 0.7, "top_k": 5}]
+    words = ";no_repeat_ngram_size=2;temperature=0.7,top_k=5"
+    options = ["--settings", words, "--input-output-len", "6,8", "--repeats", "1", "--device", "cpu"]
+    out = tmp_path / "text.json"
+    assert not bench("text", "--arch", arch, "--random-weights", *options, "--json", out), capsys.readouterr().err
+    result = json.loads(out.read_text())
+    assert [row.get("settings", {}) for row in result["rows"]] == settings == list(result["config"]["settings"])
+    assert [given for given, _ in itertools.groupby(told)] == settings
+    capsys.readouterr()
+    assert not bench("table", out)
+    *_, none, penalized, drawn = [line for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
+    assert "greedy: tokens/s" in none and "greedy, no_repeat_ngram_size 2: tokens/s" in penalized
+    assert "drawn, temperature 0.7, top_k 5: tokens/s" in drawn
+
+
+@pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.4}])
+def test_both_systems_choose_by_the_same_settings(settings, tmp_path):
+    (tmp_path / "arch.json").write_text(json.dumps(T5))
+    config = TextBenchConfig(arch=str(tmp_path / "arch.json"), lengths=((6, 8),), settings=(settings,), device="cpu")
+    with session.prepare_session(config, "text", limits=config.limits) as run:
+        texts = random_texts(run, config.rows[0])
+        expected = TextBaseline(run.folder, "float32", CPU).generate(texts, 8, 1, settings)[:, 1:].tolist()
+        with open_pipeline(run.engine, RuntimeConfig(device="cpu")) as pipeline:
+            inputs = [{"encoder_input_ids": ids} for ids in texts]
+            found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, **settings)
+            plain = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8)
+    assert [out.token_ids for out in found] == expected != [out.token_ids for out in plain]
 
 
 def test_csv_without_hugging_face(arch, capsys):
@@ -434,6 +467,12 @@ PACKAGED = ["--model", "mini-t5"]
             [*PACKAGED, "--input-output-len", "9,4;6,4", "--min-input-len", "7"],
             "is 7; it must not be above the tokens in of --input-output-len, 6",
         ),
+        ([*PACKAGED, "--settings", "top_q=1"], "--settings names top_q; allowed are temperature, top_k"),
+        ([*PACKAGED, "--settings", ";num_beams=4"], "--settings names num_beams; allowed are temperature, top_k"),
+        ([*PACKAGED, "--settings", "top_k=few"], "--settings top_k is 'few'; give a whole number"),
+        ([*PACKAGED, "--settings", "top_k=2.5"], "--settings top_k is '2.5'; give a whole number"),
+        ([*PACKAGED, "--settings", "top_p=2"], "top_p is 2.0; it must lie in (0, 1]"),
+        ([*PACKAGED, "--settings", "top_k=5", "--ctranslate2", "int8"], "--ctranslate2 is measured without --settings"),
         ([*PACKAGED, "--hf-new-tokens", "1"], "--hf-new-tokens is 1; it must be at least 2"),
         ([*PACKAGED, "--hf-batch-size", "0"], "--hf-batch-size is 0; it must be at least 1"),
         ([*PACKAGED, "--backend", "torch+lora-0x8"], "--backend holds torch+lora-0x8; allowed are"),
