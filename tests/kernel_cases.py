@@ -668,6 +668,11 @@ def rounded_ahead(device: torch.device) -> None:
 
 
 def append_likeliest(device: torch.device) -> None:
+    state = slots_that_decode(1, device)
+    likeliest_kernel.append_likeliest(
+        state, torch.zeros(1, device=device).int(), torch.full((1, 3000), torch.nan).to(device)
+    )
+    assert 0 <= int(state.tokens[0, 1]) < 3000
     for rows, vocab, padding in ((5, 7, 0), (5, 1000, 0), (5, 50001, 0), (5, 50001, 7), (40, 9000, 0)):
         wide = torch.randn(rows, vocab + padding).round(decimals=1).to(device)  # rounded: many equals
         wide[:, vocab:] = torch.nan
@@ -716,6 +721,37 @@ def append_sampled(device: torch.device) -> None:
             assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
         torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
         assert torch.equal(kept[0].decay_steps, kept[1].decay_steps)
+    _check_odd_logits(device)
+
+
+def _check_odd_logits(device: torch.device) -> None:
+    """Rows of NaN and of infinite numbers end with a token of the vocabulary, whatever is asked of them."""
+    from vlm.ops.sample import SamplingState
+
+    kinds = [
+        [torch.nan],
+        [-torch.inf],
+        [torch.inf],
+        [torch.nan, 1.0, 2.0],
+        [-torch.inf, 3.0],
+        [torch.inf, 0.0, torch.nan],
+    ]
+    logits = torch.stack([torch.tensor(kind).repeat(3000)[:2999] for kind in kinds]).to(device)
+    own = torch.arange(len(kinds), device=device, dtype=torch.int32)
+    for fields in (
+        {},
+        {"top_k": 50},
+        {"top_k": 2000, "top_p": 0.5},
+        {"top_p": 0.5, "min_p": 0.1},
+        {"temperature": 0.0},
+    ):
+        settings = SamplingState.empty(len(kinds) + 1, device)
+        settings.temperature.fill_(1.0)
+        for name, value in fields.items():
+            getattr(settings, name).fill_(value)
+        state = slots_that_decode(len(kinds), device)
+        sampled_kernel.append_sampled(state, own, settings, own, scores=logits, logits=logits)
+        assert ((state.tokens[:-1, 1] >= 0) & (state.tokens[:-1, 1] < 2999)).all(), fields
 
 
 def penalize(device: torch.device) -> None:
