@@ -49,7 +49,7 @@ def test_half_precision_attention_at_nougat_size(rows, dtype):
 @pytest.mark.parametrize("rows", [1, 2, 8, 32, 200])
 def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
     """Its padding, which is NaN here, shows neither in the logits nor in what is chosen by them."""
-    from tests.kernel_cases import slots_that_decode
+    from tests.step_end_cases import slots_that_decode
     from vlm.ops import sample, topk_logprobs
     from vlm.ops.append_likeliest import append_likeliest
     from vlm.ops.linear import linear

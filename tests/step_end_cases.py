@@ -1,0 +1,190 @@
+"""Checks of the kernels that end a step, as those of `kernel_cases`: penalties, the choice, what is appended."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import torch
+
+from vlm.ops import append_and_check_stop as append_op
+from vlm.ops import append_likeliest as likeliest_op
+from vlm.ops import append_sampled as sampled_op
+from vlm.ops import penalize as penalize_op
+from vlm.ops import topk_logprobs as topk_op
+from vlm.ops.kernels import append_and_check_stop as append_kernel
+from vlm.ops.kernels import append_likeliest as likeliest_kernel
+from vlm.ops.kernels import append_sampled as sampled_kernel
+from vlm.ops.kernels import penalize as penalize_kernel
+from vlm.ops.kernels import topk_logprobs as topk_kernel
+from vlm.ops.sequence_state import SequenceState
+from vlm.ops.token_rules import BAN, BIAS, SUPPRESS, TokenRules
+
+SLOTS = 6
+
+
+def slots_that_decode(count: int, device: torch.device) -> SequenceState:
+    """Returns so many slots, and the padding slot, of which all but that have a first token."""
+    from vlm.executor.kv_cache import CacheShape
+    from vlm.executor.state.batch_state import BatchState
+
+    state = BatchState(count, 260, CacheShape(8, 8, 4, 4), device).slots
+    state.finish[:count] = 0
+    return state
+
+
+def append_likeliest(device: torch.device) -> None:
+    state = slots_that_decode(1, device)
+    likeliest_kernel.append_likeliest(
+        state, torch.zeros(1, device=device).int(), torch.full((1, 3000), torch.nan).to(device)
+    )
+    assert 0 <= int(state.tokens[0, 1]) < 3000
+    for rows, vocab, padding in ((5, 7, 0), (5, 1000, 0), (5, 50001, 0), (5, 50001, 7), (40, 9000, 0)):
+        wide = torch.randn(rows, vocab + padding).round(decimals=1).to(device)  # rounded: many equals
+        wide[:, vocab:] = torch.nan
+        logits = wide[:, :vocab]
+        logits[1, :] = 0.5
+        states = [slots_that_decode(rows, device) for _ in range(2)]
+        slots = torch.randperm(rows, device=device, dtype=torch.int32)
+        slots[-1] = rows  # which has ended
+        likeliest_op.reference(states[0], slots, logits)
+        likeliest_kernel.append_likeliest(states[1], slots, logits)
+        # the first of equals
+        want = (logits == logits.amax(1, keepdim=True)).int().argmax(1)
+        assert torch.equal(states[1].tokens[slots[:-1].long(), 1].long(), want[:-1])
+        torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
+        for name in ("tokens", "lengths", "finish", "loop_runs"):
+            assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
+
+
+def append_sampled(device: torch.device) -> None:
+    """Settings of one row each: none, each filter, all of them, greedy, a nucleus that has shrunk."""
+    from vlm.ops.sample import SamplingState
+
+    rows = [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+            {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0}, {"top_k": 300, "top_p": 0.9},
+            {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.2, "decay_steps": 2}]  # fmt: skip
+    for turn, (vocab, rounded) in enumerate(((97, False), (97, True), (5000, False), (9001, True))):
+        logits = 3 * torch.randn(len(rows), vocab)
+        logits = (logits.round() if rounded else logits).to(device)  # rounded: many equals
+        scores = logits if turn % 2 else logits.masked_fill(torch.rand(logits.shape, device=device) < 0.2, -torch.inf)
+        settings = SamplingState.empty(len(rows) + 1, device)
+        settings.temperature.fill_(1.3)
+        settings.seeds.copy_(torch.randint(-(2**62), 2**62, (len(rows) + 1,)))
+        settings.top_p_reset_id.fill_(5)
+        for row, fields in enumerate(rows):
+            for name, value in fields.items():
+                getattr(settings, name)[row] = value
+        states = [slots_that_decode(len(rows), device) for _ in range(2)]
+        kept = [dataclasses.replace(settings, decay_steps=settings.decay_steps.clone()) for _ in range(2)]
+        own = torch.randperm(len(rows), device=device, dtype=torch.int32)
+        slots = own.clone()
+        slots[-1] = len(rows)  # a row of a search
+        for _ in range(4):
+            for op, state, how in zip((sampled_op.reference, sampled_kernel.append_sampled), states, kept, strict=True):
+                op(state, slots, how, own, scores=scores, logits=logits)
+        for name in ("tokens", "lengths", "finish"):
+            assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
+        torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
+        assert torch.equal(kept[0].decay_steps, kept[1].decay_steps)
+    _check_odd_logits(device)
+
+
+def _check_odd_logits(device: torch.device) -> None:
+    """Rows of NaN and of infinite numbers end with a token of the vocabulary, whatever is asked of them."""
+    from vlm.ops.sample import SamplingState
+
+    kinds = [
+        [torch.nan],
+        [-torch.inf],
+        [torch.inf],
+        [torch.nan, 1.0, 2.0],
+        [-torch.inf, 3.0],
+        [torch.inf, 0.0, torch.nan],
+    ]
+    logits = torch.stack([torch.tensor(kind).repeat(3000)[:2999] for kind in kinds]).to(device)
+    own = torch.arange(len(kinds), device=device, dtype=torch.int32)
+    for fields in (
+        {},
+        {"top_k": 50},
+        {"top_k": 2000, "top_p": 0.5},
+        {"top_p": 0.5, "min_p": 0.1},
+        {"temperature": 0.0},
+    ):
+        settings = SamplingState.empty(len(kinds) + 1, device)
+        settings.temperature.fill_(1.0)
+        for name, value in fields.items():
+            getattr(settings, name).fill_(value)
+        state = slots_that_decode(len(kinds), device)
+        sampled_kernel.append_sampled(state, own, settings, own, scores=logits, logits=logits)
+        assert ((state.tokens[:-1, 1] >= 0) & (state.tokens[:-1, 1] < 2999)).all(), fields
+
+
+def penalize(device: torch.device) -> None:
+    from vlm.ops.penalize import PenaltyState
+
+    rows, vocab = 6, 50
+    state = slots_that_decode(rows, device)
+    state.tokens.copy_(torch.randint(0, vocab + 9, state.tokens.shape))  # some are rows of a prompt table
+    state.tokens[3] = torch.tensor([7, 8, 9, 3], device=device).repeat(65)
+    state.lengths[:rows] = torch.tensor([1, 40, 260, 259, 2, 9])
+    state.prompt_lengths[:rows] = torch.tensor([1, 7, 250, 4, 2, 9])
+    state.stop_ids[:, :2] = torch.tensor([3, 60])
+    penalties = PenaltyState.empty(rows + 1, device)
+    penalties.repetition[:3], penalties.presence[1:4], penalties.frequency[2:] = 1.3, 0.7, 0.11
+    penalties.ngrams.copy_(torch.tensor([3, 1, 2, 4, 2, 0, 0]))
+    penalties.min_lengths[:4] = torch.tensor([2, 40, 500, 0])
+    bans = _bans(state, device)
+    for slots, rules in itertools.product((torch.arange(rows), torch.tensor([4, 2, rows])), (None, bans)):
+        logits = torch.randn(len(slots), vocab + 14, device=device)[:, :vocab]
+        s = slots.int().to(device)
+        found = penalize_kernel.penalize(logits, state, penalties, s, rules)
+        want = penalize_op.reference(logits, state, penalties, s, bans=rules)
+        torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-6)
+
+
+def _bans(state: SequenceState, device: torch.device) -> TokenRules:
+    """Returns rules of all kinds: alone, at one place, behind one and two tokens, of which the second may differ."""
+    rules, prefixes = [], []
+    for slot, kind in itertools.product(range(SLOTS), (BAN, SUPPRESS, BIAS)):
+        length = int(state.lengths[slot])
+        last = state.tokens[slot, max(length - 2, 0) : length].tolist()
+        for token, place, before in ((4, -1, []), (5, length, []), (6, length + 1, []), (70, -1, []), (8, -1, last),
+                                     (9, -1, last[-1:]), (10, -1, [last[-1] + 1]), (-1, -1, [])):  # fmt: skip
+            prefixes += [(len(rules), len(before) - i, each) for i, each in enumerate(before)]
+            rules.append((slot, token + 20 * (kind == SUPPRESS), kind, place))
+    columns = lambda rows: torch.tensor(rows, dtype=torch.int32, device=device).T.contiguous()  # noqa: E731
+    return TokenRules(*columns(rules), torch.zeros(len(rules), device=device), *columns(prefixes))
+
+
+def topk_logprobs(device: torch.device) -> None:
+    for rows, vocab, k in ((3, 7, 4), (2, 1000, 20), (5, 40000, 8), (1, 33, 33)):
+        logits = 3 * torch.randn(rows, vocab, device=device)
+        logits[0, 2:] = float("-inf")  # a row that is almost decided
+        values, ids, normalizer = topk_kernel.topk_logprobs(logits, k)
+        want, want_ids, want_normalizer = topk_op.reference(logits, k)
+        torch.testing.assert_close(values, want)
+        torch.testing.assert_close(normalizer, want_normalizer, atol=2e-5, rtol=1e-5)
+        assert torch.equal(ids[want > float("-inf")], want_ids[want > float("-inf")])
+
+
+def append_and_check_stop(device: torch.device) -> None:
+    # a list of end tokens that is looked at in parts
+    many = torch.full((SLOTS + 1, 256), -1, dtype=torch.int32, device=device)
+    states = [dataclasses.replace(slots_that_decode(SLOTS, device), stop_ids=many.clone()) for _ in range(2)]
+    for state in states:
+        state.finish[2] = 1
+        state.max_lengths[0] = 5
+        state.forced_eos[0] = 77
+        state.forced_bos[3] = 6
+        state.stop_ids[1, 200] = 9
+        state.detect_loops[3:] = 1
+    slots = torch.tensor([0, 1, 2, 3, 4, SLOTS, SLOTS], dtype=torch.int32, device=device)
+    for turn in range(200):
+        tokens = torch.tensor([3, turn % 50, 4, 5, turn % 20, 1, 1], device=device)
+        logprobs = -torch.rand(7).to(device)
+        append_op.reference(states[0], slots, tokens, logprobs)
+        append_kernel.append_and_check_stop(states[1], slots, tokens, logprobs)
+    assert states[0].finish.tolist()[:5] == [3, 1, 1, 2, 2]
+    for name in ("tokens", "logprobs", "lengths", "finish", "loop_runs"):
+        assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
