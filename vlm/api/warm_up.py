@@ -17,10 +17,12 @@ from vlm.requests.request import Request
 LENGTH = 32  # tokens of a made-up text
 LENGTHS = {"max_new_tokens": 2, "ignore_eos": True}
 WAYS = ({}, {"temperature": 1.0, "num_beams": 1})  # as the model has it, mostly greedy; and sampled
+PENALIZED = {**WAYS[1], "repetition_penalty": 1.1}  # for its kernels: those who ask for it are of too many kinds
 
 
 def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None = None) -> None:
-    """Decodes two tokens in every size of batch that has graphs of its own, as the model has it and sampled.
+    """Decodes two tokens in every size of batch that has graphs of its own, as the model has it and sampled, and in the
+    smallest with penalties.
 
     What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
     be idle, and is so afterwards.
@@ -41,7 +43,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     for count, size in enumerate(sizes):
         if progress:
             progress("Warming up", count, len(sizes))
-        for sampling, length in itertools.product(ways, lengths):
+        for sampling, length in itertools.product([*ways, *([] if count else [PENALIZED])], lengths):
             if not _run(pipeline, size, numbers, sampling, length):
                 return
     pipeline.free_cached_memory()

@@ -10,6 +10,7 @@ from tests.server_kit import EXAMPLES, is_empty
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
+from vlm.executor.sampling.sampler import Sampler
 
 SOURCES = {
     "mini-t5": {"text": "summarize: The old ship is small."},
@@ -42,7 +43,7 @@ def test_no_two_made_up_inputs_are_alike(monkeypatch):
     """Else a later size would find its images and prompts kept, and warm up nothing of what reads them."""
     pipeline, met = vlm.load("mini-llava", device="cpu", max_batch_size=3), made_up(monkeypatch)
     warm_up(pipeline)
-    assert len(met) == 2 * (1 + 2 + 3)
+    assert len(met) == 2 * (1 + 2 + 3) + 1  # which is penalized
     assert len({source["pixel_values"].sum().item() for source in met}) == len(met)
     assert len({source["prompt"] for source in met}) == len(met)
 
@@ -54,7 +55,7 @@ def test_images_are_made_for_one_pass_alone(monkeypatch, model, most):
     pipeline, met = vlm.load(model, runtime=runtime), made_up(monkeypatch)
     seen = launched(pipeline, monkeypatch)
     warm_up(pipeline)
-    assert len(met) == 2 * (1 + 2 + most) and {size for size, _, _ in seen} == {1, 2, 3}
+    assert len(met) == 2 * (1 + 2 + most) + 1 and {size for size, _, _ in seen} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("model", ["mini-t5", "mini-llava", pytest.param("mini-nougat", marks=pytest.mark.slow)])
@@ -66,6 +67,14 @@ def test_every_size_is_decoded_and_nothing_stays(model, monkeypatch):
     assert seen == {(size, sampled, 0) for size in (1, 2, 3) for sampled in (False, True)}
     assert steps == [(0, 3), (1, 3), (2, 3)] and is_empty(pipeline)
     assert pipeline.generate(SOURCES[model], max_new_tokens=6).token_ids == expected
+
+
+def test_penalties_are_met_before_anybody_asks_for_them(monkeypatch):
+    pipeline = vlm.load("mini-t5", device="cpu", max_batch_size=3)
+    plans, sample = [], Sampler.sample
+    monkeypatch.setattr(Sampler, "sample", lambda self, *given: plans.append(given[2]) or sample(self, *given))
+    warm_up(pipeline)
+    assert {plan.single for plan in plans} == {"greedy", "sample", "process"}
 
 
 def test_steps_with_drafts_and_without(monkeypatch):
