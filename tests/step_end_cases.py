@@ -63,6 +63,7 @@ def append_sampled(device: torch.device) -> None:
 
     rows = [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
             {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0}, {"top_k": 300, "top_p": 0.9},
+            {"top_p": 1e-9}, {"top_p": 0.05},
             {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.2, "decay_steps": 2}]  # fmt: skip
     for turn, (vocab, rounded) in enumerate(((97, False), (97, True), (5000, False), (9001, True))):
         logits = 3 * torch.randn(len(rows), vocab)

@@ -152,6 +152,8 @@ def drawn_of_all(
         floor = _kth_of_all(scores_ptr, temperature, k, V, CHUNK)
         if p < 1.0:
             whole = _mass(scores_ptr, temperature, top, floor, V, V, CHUNK)
+    # the likeliest alone may make up p
+    token = tl.where((p < 1.0) & (p * whole <= 1.0), likeliest, token)
     passes = token == likeliest
     while not passes:
         value = tl.div_rn(tl.load(scores_ptr + token).to(tl.float32), temperature)
