@@ -58,8 +58,9 @@ class DecodeBurst:
     def _top(self) -> Items[Items[dict[int, float]]]:
         if self.top is None:
             return [()] * len(self.sequences)
-        ids, values = self.top[:, :, 0].tolist(), self.top[:, :, 1].contiguous().view(torch.float32).tolist()
         counts = [s.request.params.top_logprobs for s in self.sequences]
+        ids, values = self.top[..., : max(counts)].unbind(2)
+        ids, values = ids.tolist(), values.contiguous().view(torch.float32).tolist()
         return [
             [dict(zip(i[:n], v[:n], strict=True)) for i, v in zip(row_ids, row_values, strict=True)] if n else []
             for row_ids, row_values, n in zip(ids, values, counts, strict=True)
