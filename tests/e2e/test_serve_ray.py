@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="the extra ray is not installed", exc_type=ImportError)
 
+from tests.cli_kit import call
 from tests.media_kit import children
 from tests.server_kit import alone, asked, command, until
 
@@ -51,3 +54,14 @@ def test_nothing_is_lost_or_mixed_while_ray_starts_a_replica_again():
         assert [answer.result() for answer in answers] == expected
         until(lambda: len({*replica_pids(process.pid)} - {first}) == 2)
         assert second in replica_pids(process.pid)
+
+
+@pytest.mark.slow
+def test_ray_tells_why_no_replica_starts(tmp_path):
+    """In a process of its own, which Ray's leave with."""
+    assert call("build", "mini-t5", "-o", tmp_path / "t5", "--backend", "onnxruntime").exit_code == 0
+    vlm = [sys.executable, "-m", "vlm_app.cli.main", "serve", str(tmp_path / "t5"), "--ray", "--port", "0"]
+    refused = subprocess.run([*vlm, "--num-speculative-tokens", "2"], capture_output=True, text=True, check=False)
+    [line] = [line for line in refused.stderr.splitlines() if line.startswith("vlm: ")]
+    assert refused.returncode == 2
+    assert "has not started the replicas: --num-speculative-tokens is 2, which is for backend torch" in line

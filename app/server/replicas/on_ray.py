@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,11 +14,13 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from vlm.errors import EngineError, InputError, counted
+from vlm.errors import EngineError, InputError, VlmError, counted
 from vlm.parallel.environment import be_no_rank
+from vlm_app.core import renamed
 from vlm_app.core.listening import address, listener
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.ray_cluster import first_line, join_cluster
+from vlm_app.core.renamed import with_flags
 from vlm_app.server.app import create_app
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import ReplicaConfig
@@ -25,6 +28,7 @@ from vlm_app.server.repository.served_models import ServedModels
 
 EXTRA = "pip install 'vlm-runtime[ray]'"
 NAME = "vlm"
+_CLASS = re.compile(r"^[\w.]+Error: ")
 
 
 def run_on_ray(
@@ -52,9 +56,16 @@ def run_on_ray(
         announce(address(config.host, port))
         threading.Event().wait()
     except RuntimeError as error:
-        raise EngineError(f"Ray Serve has not started the replicas: {first_line(error)}.") from error
+        raise EngineError(f"Ray Serve has not started the replicas: {_reason(error, serve.status())}.") from error
     finally:
         serve.shutdown()
+
+
+def _reason(error: RuntimeError, status: Any) -> str:
+    """Returns what the replicas raised, where Ray's status tells it, or what Ray did."""
+    deployments = status.applications[NAME].deployments.values() if NAME in status.applications else ()
+    told = [RuntimeError(each.message) for each in deployments if each.message]
+    return _CLASS.sub("", first_line(told[0] if told else error))
 
 
 def replica_share(
@@ -77,10 +88,16 @@ def replica_share(
 def _deployment(models: ServedModels, config: ServerConfig, placing: ReplicaConfig, share: Mapping[str, float]) -> Any:
     from ray import serve
 
+    flags = renamed.flags.get({})
+
     def build() -> FastAPI:
         """Is called in each replica's own process."""
         be_no_rank()  # of what has started Ray
-        pipelines, repositories = models.load(print)
+        renamed.flags.set(flags)
+        try:
+            pipelines, repositories = models.load(lambda error: print(with_flags(error)))
+        except VlmError as error:  # of which Ray passes on the words alone
+            raise EngineError(with_flags(error)) from None
         return create_app(pipelines, config, repositories, _end)
 
     count, most = placing.replicas or 1, placing.max_replicas

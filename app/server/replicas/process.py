@@ -10,12 +10,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from vlm.errors import EngineError, InputError, VlmError
+from vlm_app.core import renamed
 from vlm_app.core.early_start import start_early
 from vlm_app.core.warning_lines import warnings_in_a_line
 from vlm_app.server.core.config import ServerConfig
@@ -35,11 +36,13 @@ class ReplicaJob:
     models: ServedModels
     config: ServerConfig
     socket: Path
-    say: Callable[[str], object]  # to people; a function of a module, for it goes to another process
+    say: Callable[[str | VlmError], object]  # to people; a function of a module, for it goes to another process
+    flags: Mapping[str, str]  # of the verb that serves, by its settings
 
 
 def serve_replica(job: ReplicaJob, pipe: Connection) -> None:
     """Tells the pipe when it is READY, or why it never is (a VlmError), or has ended by itself (EngineError)."""
+    renamed.flags.set(job.flags)
     os.setsid()  # Ctrl-C is for the front, which lets requests end first
     threading.Thread(target=_end_with_parent, args=(job.socket.parent,), daemon=True).start()
     if job.placement.visible is not None:
@@ -60,7 +63,7 @@ def serve_replica(job: ReplicaJob, pipe: Connection) -> None:
 def _serve(job: ReplicaJob, pipe: Connection) -> str | None:
     if job.config.media.workers and not job.models.urls:
         start_early(job.models.models.values(), job.config.media.preload)
-    pipelines, repositories = job.models.load(lambda error: job.say(str(error)))
+    pipelines, repositories = job.models.load(job.say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
     with _bound(job.socket) as bound:
         return run_at(bound, pipelines, job.config, lambda: pipe.send(READY), repositories)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlm.backends.threads import usable_cpus
+from vlm.errors import VlmError
+from vlm_app.core import renamed
 from vlm_app.core.listening import listener, reserve_files
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
@@ -28,7 +30,7 @@ def run_replicas(
     places: Sequence[Placement],
     config: ServerConfig,
     announce: Callable[[str], None],
-    say: Callable[[str], object],
+    say: Callable[[str | VlmError], object],
     *,
     unresponsive_seconds: float,
 ) -> str | None:
@@ -56,7 +58,11 @@ def run_replicas(
 
 
 def replica_jobs(
-    models: ServedModels, places: Sequence[Placement], config: ServerConfig, folder: Path, say: Callable[[str], object]
+    models: ServedModels,
+    places: Sequence[Placement],
+    config: ServerConfig,
+    folder: Path,
+    say: Callable[[str | VlmError], object],
 ) -> list[ReplicaJob]:
     """Returns what each replica does. Sockets lie in `folder`, which nobody else may enter; what is the same of all
     the first one says."""
@@ -69,6 +75,7 @@ def replica_jobs(
             config=own if config.grpc_port is None else replace(own, grpc_socket=folder / f"{number}.grpc"),
             socket=folder / str(number),
             say=_nothing if number else say,
+            flags=renamed.flags.get({}),
         )
         for number, place in enumerate(places)
     ]
@@ -96,5 +103,5 @@ def _share(options: LoadOptions, place: Placement, count: int) -> LoadOptions:
     return LoadOptions(runtime={**threads, **options.runtime, "device": place.kind})
 
 
-def _nothing(sentence: str) -> None:
+def _nothing(sentence: str | VlmError) -> None:
     """Says nothing."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from vlm.errors import EngineError, VlmError
+from vlm_app.core.renamed import with_flags
 from vlm_app.server.replicas.config import ReplicaConfig
 from vlm_app.server.replicas.replica import FAILURES, Replica
 
@@ -95,7 +96,8 @@ class Supervisor:
                 self.say(f"{replica} is ready again.")
             await self._end(replica)
         except (VlmError, *FAILURES) as error:
-            return f"{error}".splitlines()[0].rstrip(".")
+            sentence = with_flags(error) if isinstance(error, VlmError) else f"{error}"
+            return sentence.splitlines()[0].rstrip(".")
         return "it has been told to end"
 
     async def _end(self, replica: Replica) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
 import torch
 
 from vlm.errors import InputError
+from vlm_app.cli.errors import print_error
+from vlm_app.core import renamed
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas import run
 from vlm_app.server.replicas.config import VISIBLE, Placement, ReplicaConfig, placements
 from vlm_app.server.replicas.on_ray import replica_share
+from vlm_app.server.replicas.replica import Replica
 from vlm_app.server.replicas.run import replica_jobs
 from vlm_app.server.repository.served_models import ServedModels
 
@@ -117,6 +121,30 @@ def test_one_replica_speaks_for_all(capsys):
     for job in jobs(3):
         job.say("a warning")
     assert capsys.readouterr().out == "a warning\n"
+
+
+class Unloadable(ServedModels):
+    def load(self, on_failure, progress=None):
+        error = InputError("max_batch_size is 9; give max_batch_size 2.", settings=("max_batch_size",))
+        on_failure(error)
+        raise error
+
+
+@pytest.mark.slow
+def test_a_replica_calls_settings_as_the_command_does(tmp_path, capfd):
+    def started() -> Replica:
+        renamed.flags.set({"max_batch_size": "--max-batch-size"})
+        served, config = Unloadable({}, [], LoadOptions()), ServerConfig(preprocess_workers=0)
+        [job] = replica_jobs(served, [Placement(("cpu",))], config, tmp_path, print_error)
+        replica = Replica(job)
+        replica.start()
+        return replica
+
+    replica = copy_context().run(started)
+    with pytest.raises(InputError, match="max_batch_size is 9"):
+        replica.receive()
+    replica.stop()
+    assert capfd.readouterr().err == "vlm: --max-batch-size is 9; give --max-batch-size 2.\n"
 
 
 # --- Ray Serve ---
