@@ -187,6 +187,14 @@ def test_what_a_pipeline_refuses_is_told_with_its_field(served, route, fields, p
     assert error["param"] == param
 
 
+@pytest.mark.parametrize(("model", "step"), [
+    ("mini-t5", "of the user, and the system's words at the beginning of its text."), ("mini-nougat", "of the user."),
+])  # fmt: skip
+def test_a_model_that_does_not_converse_says_where_words_of_the_system_go(client, model, step):
+    error = refusal(client, messages=[{"role": "system", "content": "a"}, *asked("b")], model=model)
+    assert error.body["message"].endswith(f"does not converse; send one message, {step}") and error.param == "messages"
+
+
 def test_what_is_no_json_names_no_field(served):
     answer = httpx.post(f"{served.url}/v1/completions", content="{", headers={"Content-Type": "application/json"})
     assert answer.status_code == 400 and answer.json()["error"]["param"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vlm.api.pipeline import Pipeline
@@ -35,7 +36,7 @@ def read_chat(
         return {"messages": Conversation(turns), "continue_final_message": continue_final or None}, files
     family = pipeline.family
     if len(turns) != 1 or turns[0].role != "user":
-        raise InputError(f"{family.name} does not converse; send one message, of the user.")
+        raise InputError(f"{family.name} does not converse; send one message, of the user{_system(pipeline, turns)}.")
     text = turns[0].text
     if pipeline.capabilities.takes_prompt:
         return {"prompt": text, **_cut(truncate)}, files
@@ -61,6 +62,13 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
             f"{pipeline.family.name} reads images, not texts alone; send one as image_url to /v1/chat/completions."
         )
     return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
+
+
+def _system(pipeline: Pipeline, turns: Sequence[Message]) -> str:
+    """Returns where a model that does not converse reads what the system says."""
+    reads = pipeline.capabilities.takes_prompt or pipeline.capabilities.takes_text
+    is_told = reads and any(turn.role == "system" for turn in turns)
+    return ", and the system's words at the beginning of its text" if is_told else ""
 
 
 def _cut(truncate: bool | int) -> dict[str, bool | int]:
