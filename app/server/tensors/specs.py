@@ -152,7 +152,7 @@ def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
     if array.size or spec.shape == (1,):
         return False
     count_axis = 2 if spec.shape[0] == 2 else 1
-    if spec.optional and array.ndim > count_axis and not array.shape[count_axis]:
+    if spec.optional and array.ndim == 1 + len(spec.shape) and not array.shape[count_axis]:
         return True
     raise InputError(f"input {spec.name} has shape {list(array.shape)}, which holds nothing; give at least one value.")
 

@@ -124,6 +124,8 @@ def test_a_list_of_none_is_no_list():
     }.items():
         with pytest.raises(InputError, match=f"{name} has shape .* which holds nothing"):
             check_tensors({"input_ids": ids, name: array}, IDS_IN)
+    with pytest.raises(InputError, match=r"image has shape \[1, 0, 8, 3\], which holds nothing"):
+        check_tensors({"text_input": text, "image": np.zeros((1, 0, 8, 3), np.uint8)}, TEXT_IN)
     with pytest.raises(InputError, match=r"temperature has shape \[2, 0\]; give \[2, 1\]"):
         check_tensors({"input_ids": ids, "temperature": np.zeros((2, 0), np.float32)}, IDS_IN)
 
