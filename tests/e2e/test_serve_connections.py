@@ -507,6 +507,9 @@ def test_a_page_that_is_named_hears_the_answer(served):
     before = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization,content-type"}
     status, headers, _ = post(served, body=b"", method="OPTIONS", **before, **allowed)
     assert status == 200 and "authorization" in headers["access-control-allow-headers"]
+    private = {"Access_Control_Request_Private_Network": "true"}  # Chrome, of a server on this machine
+    status, headers, _ = post(served, body=b"", method="OPTIONS", **before, **private, **allowed)
+    assert (status, headers["access-control-allow-private-network"]) == (200, "true")
     status, headers, _ = post(served, body=b"", method="OPTIONS", **before, Origin="https://evil.example")
     assert status == 403 and "access-control-allow-origin" not in headers
 

@@ -113,6 +113,7 @@ def add_door(app: Starlette, host: str, allowed_hosts: Collection[str], allowed_
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
+            allow_private_network=True,  # browsers ask whether a public page may come to an address of this network
         )
     checks: list[Check] = [framing, Origins(allowed_origins)]
     if ANY not in allowed_hosts and (allowed_hosts or is_loopback(host)):
