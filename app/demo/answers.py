@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from vlm.errors import VlmError, counted
+from vlm_app.core.renamed import flags, renamed
+from vlm_app.demo.parts import LABELS
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
@@ -81,12 +83,18 @@ def show_errors(handler: Handler) -> Handler:
                 async for state in states:
                     yield state
         except VlmError as error:
-            raise _told(str(error)) from None
+            raise _told(_in_the_pages_words(error)) from None
         except Exception:
             log.exception("a request failed")
             raise _told("the demo failed; its terminal says where.") from None
 
     return shown
+
+
+def _in_the_pages_words(error: VlmError) -> str:
+    """Returns an error's sentence in which settings are controls of the page, or options of the verb that shows it."""
+    controls = {name: f"'{label}'" for name, label in LABELS.items()}
+    return renamed(str(error), error, flags.get({}) | controls)
 
 
 def _told(sentence: str) -> gr.Error:

@@ -42,7 +42,8 @@ def page_image(path: str | None, page: float | None, detail: Detail | None = Non
     with closing(_opened(path)) as document:
         if page is None or not 1 <= page <= document.num_pages:
             have = counted(document.num_pages, "page")
-            raise DocumentError(f"page {page} was asked for, the document has {have}.")
+            number = "no page" if page is None else f"page {page:g}"
+            raise DocumentError(f"{number} was asked for, the document has {have}; type one of them.")
         try:
             return document.render(int(page) - 1, detail=detail)
         except InputError as error:

@@ -28,6 +28,11 @@ LATEX = [
 ]
 # an empty field for numbers turns into 0 when it is shown
 LEFT_OUT = {"num_beams": 0, "max_new_tokens": 0, "seed": -1}
+# what settings are called on the page
+LABELS = {
+    "temperature": "Temperature", "top_p": "Top-p", "top_k": "Top-k", "num_beams": "Beams",
+    "max_new_tokens": "Max tokens", "seed": "Seed", "truncate": "Cut off what is too long",
+}  # fmt: skip
 
 
 def model_choice(names: Iterable[str]) -> gr.Dropdown:
@@ -39,13 +44,13 @@ def sampling_controls() -> Controls:
     defaults = SamplingParams()
     with gr.Accordion("Sampling", open=False):
         with gr.Row():
-            temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature (0: the likeliest)")
-            top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p (1: off)")
+            temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label=_label("temperature", "0: the likeliest"))
+            top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label=_label("top_p", "1: off"))
         with gr.Row():
-            top_k = _whole("Top-k (0: off)", defaults.top_k)
-            beams = _whole("Beams (0: the model's)", LEFT_OUT["num_beams"])
-            most = _whole("Max tokens (0: all that fit)", LEFT_OUT["max_new_tokens"])
-            seed = _whole("Seed (-1: any)", LEFT_OUT["seed"])
+            top_k = _whole(_label("top_k", "0: off"), defaults.top_k)
+            beams = _whole(_label("num_beams", "0: the model's"), LEFT_OUT["num_beams"])
+            most = _whole(_label("max_new_tokens", "0: all that fit"), LEFT_OUT["max_new_tokens"])
+            seed = _whole(_label("seed", "-1: any"), LEFT_OUT["seed"])
     controls = (temperature, top_p, top_k, beams, most, seed)
     return dict(zip(("temperature", "top_p", "top_k", "num_beams", "max_new_tokens", "seed"), controls, strict=True))
 
@@ -57,6 +62,10 @@ def set_options(sampling: dict[str, Any]) -> dict[str, Any]:
 
 def timing_line() -> gr.Markdown:
     return gr.Markdown(label="Timing", elem_classes="timing")
+
+
+def _label(name: str, default: str) -> str:
+    return f"{LABELS[name]} ({default})"
 
 
 def _whole(label: str, value: int) -> gr.Number:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextvars import copy_context
 from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported, too
@@ -84,7 +85,8 @@ def mount(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
 @contextlib.contextmanager
 def _served(server: Server, bound: Any) -> Iterator[None]:
     """Serves in a thread of its own: what waits in the main thread hears of signals."""
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")
+    in_context = copy_context().run  # what the verb calls its options
+    thread = threading.Thread(target=in_context, args=(server.run, [bound]), name="server")
     thread.start()
     try:
         while thread.is_alive() and not server.started:

@@ -12,7 +12,7 @@ from vlm.errors import InputError
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.models import Models
-from vlm_app.demo.parts import UNLISTED, model_choice, sampling_controls, set_options, timing_line
+from vlm_app.demo.parts import LABELS, UNLISTED, model_choice, sampling_controls, set_options, timing_line
 from vlm_app.text.tasks import NAMES, summary, translation
 
 TRANSLATE, SUMMARIZE = "Translate", "Summarize"
@@ -49,7 +49,7 @@ class WriteTab:
             model = model_choice(self.models)
             task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
             languages = _language("From", codes, 0), _language("To", codes, 1)
-            truncate = gr.Checkbox(label="Cut off what is too long", show_label=True, min_width=220)
+            truncate = gr.Checkbox(label=LABELS["truncate"], show_label=True, min_width=220)
         return model, task, *languages, truncate
 
     def _texts(self) -> tuple[gr.Textbox, gr.Textbox]:

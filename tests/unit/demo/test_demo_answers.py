@@ -64,8 +64,8 @@ def test_pages_are_counted_from_one():
     path = str(EXAMPLES / "pages.pdf")
     assert documents.num_pages(path) == 3
     assert documents.page_image(path, 3).size[0] > 100
-    for page in (0, 4, None):
-        with pytest.raises(DocumentError, match=f"page {page} was asked for, the document has 3 pages"):
+    for page, number in ((0, "page 0"), (4, "page 4"), (None, "no page")):
+        with pytest.raises(DocumentError, match=f"^{number} was asked for, the document has 3 pages; type one"):
             documents.page_image(path, page)
 
 
