@@ -94,7 +94,7 @@ def show_errors(handler: Handler) -> Handler:
 def _in_the_pages_words(error: VlmError) -> str:
     """Returns an error's sentence in which settings are controls of the page, or options of the verb that shows it."""
     controls = {name: f"'{label}'" for name, label in LABELS.items()}
-    return renamed(str(error), error, flags.get({}) | controls)
+    return renamed(str(error), error, {**flags.get({}), **controls})
 
 
 def _told(sentence: str) -> gr.Error:

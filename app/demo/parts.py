@@ -44,7 +44,9 @@ def sampling_controls() -> Controls:
     defaults = SamplingParams()
     with gr.Accordion("Sampling", open=False):
         with gr.Row():
-            temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label=_label("temperature", "0: the likeliest"))
+            temperature = gr.Slider(
+                0, 2, defaults.temperature, step=0.05, label=_label("temperature", "0: the likeliest")
+            )
             top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label=_label("top_p", "1: off"))
         with gr.Row():
             top_k = _whole(_label("top_k", "0: off"), defaults.top_k)
