@@ -3,6 +3,7 @@
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0  # in size, as OpenAI has it
 MAX_LOGPROBS = 2**19  # of a server's answer
+MAX_PROCESSES = 1024  # that a command starts; no machine has more cores
 MAX_STOP_IDS = 1024  # of a request to a server; as many biases, allowed tokens, bad words
 MAX_STOP_CHARACTERS = 256  # of a stop string
 MAX_STOPS = 16  # stop strings, as OpenAI has it

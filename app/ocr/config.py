@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vlm.errors import InputError
+from vlm.limits import MAX_PROCESSES
 from vlm.options import check_limits, option, same_option
 from vlm.processing.media.pool import MediaConfig
 from vlm.ranges import Range, at_least
 from vlm.requests.sampling_params import SamplingParams
-
-MAX_WORKERS = 1024  # processes; no machine has more cores
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class PlaceConfig:
     workers: int | None = option(
         None, "Processes that draw pages and prepare them for the model; 0: threads of this one.",
         default="all cores but one on CUDA, half of them on the CPU",
-        allowed=Range(0, MAX_WORKERS, words=f"it must be 0 (read pages in the same process) to {MAX_WORKERS:,}"),
+        allowed=Range(0, MAX_PROCESSES, words=f"it must be 0 (read pages in the same process) to {MAX_PROCESSES:,}"),
     )  # fmt: skip
     shard: str | None = option(None, "One part of the documents: 0/4 is the first of four.", default="all")
     devices: str | None = option(None, "Several, with an engine on each: cuda:0,cuda:1, or all.", default="--device")

@@ -247,7 +247,8 @@ def test_a_tiff_stands_for_its_frames(client, tmp_path):
 def test_settings_are_checked():
     front = ({"header_seconds": 0}, {"idle_seconds": float("nan")}, {"max_connections": 0})
     names = ({"allowed_hosts": ("http://a",)}, {"allowed_origins": ("a.example",)}, {"allowed_origins": ("http://a/",)})
-    for wrong in ({"max_requests": 0}, {"port": 70000}, {"api_key": ""}, {"drain_seconds": -1}, *front, *names):
+    counts = ({"max_requests": 0}, {"port": 70000}, {"preprocess_workers": -1}, {"preprocess_workers": 2000})
+    for wrong in ({"api_key": ""}, {"drain_seconds": -1}, *counts, *front, *names):
         with pytest.raises(InputError):
             ServerConfig(**wrong)
     assert _named("a=b/c") == ("a", "b/c") and _named("x/y/") == ("y", "x/y/")

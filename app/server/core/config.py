@@ -8,11 +8,11 @@ from pathlib import Path
 from vlm.backends.threads import usable_cpus
 from vlm.engine.step_watch import STEP_SECONDS
 from vlm.errors import InputError
-from vlm.limits import MAX_PIXELS
+from vlm.limits import MAX_PIXELS, MAX_PROCESSES
 from vlm.options import check_limits, option, same_option
 from vlm.processing.media.pool import MediaConfig
 from vlm.processing.workers.process import Budget
-from vlm.ranges import at_least, positive
+from vlm.ranges import Range, at_least, positive
 from vlm_app.core.listening import PORTS, check_names
 
 SECONDS = positive("it must be a number above 0")
@@ -53,7 +53,7 @@ class ServerConfig(ConnectionLimits):
     max_image_pixels: int = option(MAX_PIXELS, "Of an image.", allowed=at_least(1))
     preprocess_workers: int = option(
         help="Processes that decode images; 0: threads of the server, which no budget bounds.",
-        factory=default_workers, allowed=NONE_OR_MORE,
+        factory=default_workers, allowed=Range(0, MAX_PROCESSES),
     )  # fmt: skip
     media_seconds: float = option(Budget.seconds, "For decoding all images and pages of a request; then it is refused.")
     media_memory_mb: int = option(

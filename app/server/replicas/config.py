@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from vlm.backends.devices import resolve_device, separate_devices
 from vlm.errors import InputError
+from vlm.limits import MAX_PROCESSES
 from vlm.options import check_limits, option
-from vlm.ranges import at_least, positive
+from vlm.ranges import Range, at_least, positive
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -20,7 +21,7 @@ class ReplicaConfig:
 
     replicas: int | None = option(
         None, "Processes behind the one port, each with all models and a device of its own, or its share of the CPU.",
-        default="none: the server itself", allowed=at_least(1),
+        default="none: the server itself", allowed=Range(1, MAX_PROCESSES),
     )  # fmt: skip
     devices: str | None = option(None, "A replica on each: cuda:0,cuda:1, or all.", default="--device")
     unresponsive_seconds: float = option(

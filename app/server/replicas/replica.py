@@ -59,9 +59,10 @@ class Replica:
         """Starts the process, which loads the models."""
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self._pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=serve_replica, args=(self.job, theirs), name=f"vlm-{self}")
+        process = context.Process(target=serve_replica, args=(self.job, theirs), name=f"vlm-{self}")
         with blocked_interrupts():
-            self._process.start()
+            process.start()
+        self._process = process  # one that SIGTERM has kept from starting is not to be ended
         theirs.close()
 
     def receive(self) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.unit.ocr.test_ocr import FakePipeline, image, outputs, pages, run
 from vlm.errors import DocumentError, ImageError, InputError
-from vlm_app.ocr.config import MAX_WORKERS, JobConfig, PlaceConfig
+from vlm.limits import MAX_PROCESSES
+from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
@@ -160,10 +161,10 @@ def test_documents_with_too_many_bad_pages_are_not_written(tmp_path):
 def test_wrong_settings(wrong):
     with pytest.raises(InputError, match=r"--(retries|max-page-error-rate) is"):
         JobConfig(**wrong)
-    for workers in (-1, MAX_WORKERS + 1):
+    for workers in (-1, MAX_PROCESSES + 1):
         with pytest.raises(InputError, match=rf"--workers is {workers}; it must be 0 \(read .*\) to 1,024"):
             PlaceConfig(workers=workers)
-    assert PlaceConfig(workers=MAX_WORKERS).workers == MAX_WORKERS
+    assert PlaceConfig(workers=MAX_PROCESSES).workers == MAX_PROCESSES
 
 
 # --- the ledger in its folder ---

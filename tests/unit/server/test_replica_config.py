@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import copy_context
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from vlm_app.server.replicas.config import VISIBLE, Placement, ReplicaConfig, pl
 from vlm_app.server.replicas.on_ray import replica_share
 from vlm_app.server.replicas.replica import Replica
 from vlm_app.server.replicas.run import replica_jobs
+from vlm_app.server.replicas.supervisor import Supervisor
 from vlm_app.server.repository.served_models import ServedModels
 
 
@@ -76,9 +78,10 @@ def test_what_cannot_be_is_said(four_gpus, arguments, says):
     assert str(caught.value) == says
 
 
-def test_no_replica_is_refused():
-    with pytest.raises(InputError, match=r"^--replicas is 0; it must be at least 1\.$"):
-        ReplicaConfig(replicas=0)
+@pytest.mark.parametrize(("count", "words"), [(0, "at least 1"), (2000, "at most 1024")])
+def test_no_replica_and_too_many_are_refused(count, words):
+    with pytest.raises(InputError, match=rf"^--replicas is {count}; it must be {words}\.$"):
+        ReplicaConfig(replicas=count)
 
 
 def test_a_process_sees_its_devices_alone(monkeypatch):
@@ -145,6 +148,15 @@ def test_a_replica_calls_settings_as_the_command_does(tmp_path, capfd):
         replica.receive()
     replica.stop()
     assert capfd.readouterr().err == "vlm: --max-batch-size is 9; give --max-batch-size 2.\n"
+
+
+def test_a_process_that_sigterm_keeps_from_starting_is_not_ended(monkeypatch):
+    def interrupted(process):
+        raise SystemExit
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    with pytest.raises(SystemExit):
+        Supervisor([Replica(job) for job in jobs(2)], print).start()
 
 
 # --- Ray Serve ---
