@@ -51,8 +51,9 @@ def reserve_files(connections: int, *, files_each: int = 1) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and hard < files:
         raise InputError(
-            f"max_connections is {connections}; this process may open {hard} files, {OWN_FILES} of them for itself: "
-            "give a lower --max-connections, or raise `ulimit -n`."
+            f"max_connections is {connections}; this process may open {hard} files, {OWN_FILES} of them for itself:"
+            " give a lower max_connections, or raise `ulimit -n`.",
+            settings=("max_connections",),
         )
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
