@@ -82,14 +82,16 @@ class GrpcForwarding:
             if not (among := self._forwarding.ready_but(set())):
                 raise EngineError(NONE_READY)
             with self._router.assigned((), among) as chosen:
-                call = self._channels[chosen].stream_stream(_path(name))
+                call = self._channels[chosen].stream_stream(_path(name))(requests, metadata=_metadata(context))
                 try:
-                    async for response in call(requests, metadata=_metadata(context)):
+                    async for response in call:
                         await context.write(response)
                 except grpc.aio.AioRpcError as error:
                     if not await _has_gone(among[chosen], error):
                         raise
                     raise EngineError(LOST) from None
+                finally:
+                    call.cancel()  # a client that goes while a response is on its way to it leaves the call as it is
 
 
 async def _has_gone(replica: Replica, error: grpc.aio.AioRpcError) -> bool:
