@@ -332,6 +332,8 @@ def test_messages_as_clients_write_them(client):
     ({"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}, "file without file_data"),
     ({"role": "user", "content": [{"type": ["text"]}]}, "allowed are text"), ({"content": "a"}, "of no role"),
     ({"role": "user", "content": [{"text": "a"}]}, "a part of no type"),
+    ({"role": "user", "content": [{"type": "text", "text": None}]}, "a part of type 'text' whose text is no string"),
+    ({"role": "assistant", "content": [{"type": "refusal"}]}, "type 'refusal' whose refusal is no string; give one"),
 ])  # fmt: skip
 def test_messages_that_are_not_read(client, message, words):
     error = refusal(client, messages=[message], model="mini-llava")

@@ -94,7 +94,11 @@ def _part(number: int, part: dict[str, Any] | str, files: list[bytes]) -> str | 
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part.get("type"), str) else None
-    if kind in TEXTS and isinstance(text := part.get(TEXTS[kind]), str):
+    if kind in TEXTS:
+        if not isinstance(text := part.get(TEXTS[kind]), str):
+            raise InputError(
+                f"message {number} has a part of type {kind!r} whose {TEXTS[kind]} is no string; give one."
+            )
         return text
     if kind in IMAGES:
         value = part.get(IMAGES[kind])
