@@ -41,15 +41,15 @@ class Lifetime:
             if self._watchdog:
                 self._watchdog.end(EXIT_BROKEN)
 
-    def serve(self, app: Starlette, bound: socket.socket) -> str | None:
-        """Serves at this socket, and by `app.state.grpc` where that is something. Returns why it ended where something
-        has broken. Raises KeyboardInterrupt when SIGINT ended it."""
+    def serve(self, app: Starlette, bound: socket.socket, announce: Callable[[], object]) -> str | None:
+        """Serves at this socket, and by `app.state.grpc` where that is something; `announce` is called once they can be
+        asked. Returns why it ended where something has broken. Raises KeyboardInterrupt when SIGINT ended it."""
 
         def drain_grpc() -> None:
             if app.state.grpc is not None:
                 app.state.grpc.drain()
 
-        self._server = Server(app, self._config, self._config.drain_seconds, on_drain=drain_grpc)
+        self._server = Server(app, self._config, self._config.drain_seconds, on_drain=drain_grpc, on_start=announce)
         self._server.run(sockets=[bound])
         if self._server.interrupted:
             raise KeyboardInterrupt
@@ -80,15 +80,13 @@ def run_at(
     announce: Callable[[], None],
     repositories: Repositories | None = None,
 ) -> str | None:
-    """Does the same at a socket, of whatever family; `announce` is called once it listens."""
+    """Does the same at a socket, of whatever family; `announce` is called once it can be asked."""
     reserve_files(config.max_connections)
     lifetime = Lifetime(config)
     app = create_app(
         pipelines, config, repositories, lambda name, error: lifetime.end(f"the engine of {name} has broken: {error}")
     )
-    bound.listen()  # who is told of it may ask at once
-    announce()
-    return lifetime.serve(app, bound)
+    return lifetime.serve(app, bound, announce)
 
 
 def settle_addresses(bound: socket.socket, config: ServerConfig) -> tuple[ServerConfig, str]:

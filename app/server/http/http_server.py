@@ -33,8 +33,11 @@ class Server(uvicorn.Server):
         limits: ConnectionLimits,
         drain_seconds: float,
         on_drain: Callable[[], object] = lambda: None,
+        *,
+        on_start: Callable[[], object] = lambda: None,
     ):
-        """`on_drain` is called when it begins to end: what else serves ends in the same time."""
+        """`on_start` is called once it, and what else serves, can be asked; `on_drain` when it begins to end: what else
+        serves ends in the same time."""
         settings = uvicorn.Config(
             app,
             http=partial(Connection, limits, LingeringCloses()),  # type: ignore[arg-type]
@@ -49,7 +52,7 @@ class Server(uvicorn.Server):
         )
         LOGGER.setLevel(logging.ERROR)  # bytes that are no request are not worth a line each
         super().__init__(settings)
-        self._drain_seconds, self._on_drain = drain_seconds, on_drain
+        self._drain_seconds, self._on_drain, self._on_start = drain_seconds, on_drain, on_start
         self.interrupted = False  # by SIGINT
 
     @contextmanager
@@ -72,6 +75,11 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         self._tick()
         return await super().on_tick(counter)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_drain()

@@ -50,9 +50,7 @@ def run_replicas(
         try:
             lifetime = Lifetime(config)
             supervisor.on_end = lifetime.end
-            bound.listen()  # who reads the address may ask at once
-            announce(addresses)
-            return lifetime.serve(create_front(supervisor, config), bound)
+            return lifetime.serve(create_front(supervisor, config), bound, lambda: announce(addresses))
         finally:
             supervisor.kill()
 
