@@ -31,6 +31,7 @@ TEXT = "translate English to German: The old ship is small."
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
 MODELS = ("mini-llava", "mini-t5")
 FINAL = "triton_final_response"
+STOPPED = "the server is stopping; ask again later."
 
 
 # by replicas: the default tests ask them all this over HTTP, and by gRPC what test_serve_replicas does
@@ -597,7 +598,7 @@ def test_the_command_says_where_it_listens_and_lets_calls_end(tmp_path):
         command("mini-t5", "--grpc-port", str(port)) as (process, _),
         triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
     ):
-        until(client_is_live(client))
+        assert client.is_server_live()  # it was said
         taken = call("serve", "mini-t5", "--port", "0", "--grpc-port", port, "--device", "cpu")
         assert taken.exit_code == 2 and "give another --host or --grpc-port" in taken.stderr
         answers: queue.SimpleQueue = queue.SimpleQueue()
@@ -614,11 +615,18 @@ def test_the_command_says_where_it_listens_and_lets_calls_end(tmp_path):
         assert process.wait() == 0
 
 
-def client_is_live(client: triton.InferenceServerClient):
-    def asked() -> bool:
-        try:
-            return client.is_server_live()
-        except InferenceServerException:
-            return False
-
-    return asked
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--replicas", "1")], ids=["alone", "replica"])
+def test_a_stream_that_nothing_runs_in_does_not_keep_the_server(more):
+    port = free_port()
+    with (
+        command("mini-t5", "--grpc-port", str(port), "--drain-seconds", "1800", *more) as (process, _),
+        triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
+    ):
+        answers = Answers(client)
+        client.async_stream_infer("mini-t5", [text(TEXT)])
+        answers.until_final()
+        process.terminate()
+        result, error = answers.items.get()
+        assert result is None and (code_of(error), error.message()) == ("UNAVAILABLE", STOPPED)
+        assert process.wait() == 0

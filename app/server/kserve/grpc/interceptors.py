@@ -1,7 +1,8 @@
-"""What stands before every gRPC call: the API key, and messages that do not come or cannot be read."""
+"""What stands before every gRPC call: the API key, messages that do not come or cannot be read, the server's end."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import grpc
 from starlette.exceptions import HTTPException
 
-from vlm.errors import InputError
+from vlm.errors import EngineError, InputError
+from vlm_app.server.http.connections import STOPPING
 from vlm_app.server.kserve.grpc.failures import refusals
 from vlm_app.server.kserve.grpc.receiving import END, next_message, or_error
 
@@ -42,14 +44,22 @@ class Receiver(grpc.aio.ServerInterceptor):
     """Refuses requests that have not come in time or cannot be read; a stream gets an InputError for the latter.
     Responses may be messages, or their bytes."""
 
+    def __init__(self, draining: asyncio.Event):
+        """`draining`: streams end with the requests that they have had then."""
+        self._draining = draining
+
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         handler = await continuation(details)
-        if handler is None or handler.request_deserializer is None:  # bytes go on to a replica, which reads them
-            return handler
+        if handler is None:
+            return None
+        serve: Any = handler.stream_stream  # with write of its context, which gRPC's types do not know
+        stream = serve and _until_drained(serve, self._draining)
+        if handler.request_deserializer is None:  # bytes go on to a replica, which reads them
+            return grpc.stream_stream_rpc_method_handler(stream) if stream else handler
         assert handler.response_serializer is not None
         read, write = or_error(handler.request_deserializer), _unless_bytes(handler.response_serializer)
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(handler.stream_stream, read, write)
+        if stream:
+            return grpc.stream_stream_rpc_method_handler(stream, read, write)
         assert handler.unary_unary is not None
         # as a stream's: else the time that a request takes to come is nobody's
         return grpc.stream_unary_rpc_method_handler(_received(handler.unary_unary), read, write)
@@ -66,6 +76,43 @@ def _received(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
         return await answer(request, context)
 
     return answered
+
+
+def _until_drained(serve: Callable[..., Awaitable[None]], draining: asyncio.Event) -> Callable[..., Awaitable[None]]:
+    """Returns what serves a stream until its client's last request, or the last one that has come when the server is
+    told to end: a client that says nothing would have it wait."""
+
+    async def served(messages: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
+        async with refusals(context):
+            await serve(requests := _MessagesBefore(draining, messages), context)
+            if requests.are_cut_off:
+                raise EngineError(f"{STOPPING}.")
+
+    return served
+
+
+class _MessagesBefore:
+    """A client's messages, as far as they come before the server is told to end."""
+
+    def __init__(self, end: asyncio.Event, messages: AsyncIterator[Any]):
+        self._end, self._messages = end, aiter(messages)
+        self.are_cut_off = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = asyncio.ensure_future(anext(self._messages, END))
+        end = asyncio.ensure_future(self._end.wait())
+        try:
+            await asyncio.wait((message, end), return_when=asyncio.FIRST_COMPLETED)
+            self.are_cut_off = not message.done()
+            if self.are_cut_off or message.result() is END:
+                raise StopAsyncIteration
+            return message.result()
+        finally:
+            message.cancel()
+            end.cancel()
 
 
 def _unless_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

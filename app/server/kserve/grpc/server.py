@@ -20,8 +20,8 @@ class GrpcServer:
 
     def __init__(self, register: Callable[[grpc.aio.Server], None], config: ServerConfig):
         """`register` tells the server what answers calls. Raises InputError when it cannot listen there."""
-        self._drain_seconds = config.drain_seconds
-        doors = [*([] if config.api_key is None else [ApiKey(config.api_key)]), Receiver()]
+        self._drain_seconds, self._draining = config.drain_seconds, asyncio.Event()
+        doors = [*([] if config.api_key is None else [ApiKey(config.api_key)]), Receiver(self._draining)]
         self._server = grpc.aio.server(interceptors=doors, options=_options(config), maximum_concurrent_rpcs=MAX_CALLS)
         register(self._server)
         assert config.grpc_address is not None
@@ -38,6 +38,7 @@ class GrpcServer:
 
     def drain(self) -> Awaitable[None]:
         """Takes no more calls. Ends when those that run have ended, or the time to drain is over."""
+        self._draining.set()
         if self._stop_task is None:
             self._stop_task = asyncio.ensure_future(self._server.stop(self._drain_seconds))
         return self._stop_task
