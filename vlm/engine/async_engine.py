@@ -107,7 +107,7 @@ class AsyncEngine:
                 if self._thread.ident is None:
                     raise EngineError("the engine was not started; call start() first, within the event loop.")
                 if self._closed:
-                    raise EngineError("the engine has stopped; start the server again.")
+                    raise EngineError("the engine has stopped; load the model again.")
                 self._commands.put(command)
             yield
         finally:
@@ -215,7 +215,7 @@ class AsyncEngine:
     def _end_of_calls(self) -> EngineError:
         """Returns what all are told. What an error of anything but ours says may be of one request."""
         if self.error is None:
-            return EngineError("the server is stopping; ask again later.")
+            return EngineError("the engine is stopping; ask again later.")
         said = self.error if isinstance(self.error, VlmError) else type(self.error).__name__
         error = EngineError(f"the engine has broken: {said}; ask again later.")
         error.__cause__ = self.error
