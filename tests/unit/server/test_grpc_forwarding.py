@@ -1,4 +1,4 @@
-"""Calls over gRPC that go on to replicas: what becomes of one whose client goes."""
+"""Calls over gRPC whose client goes: what becomes of them, and of the replica's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from vlm.errors import InputError
+from vlm_app.server.kserve.grpc.failures import refusals
 from vlm_app.server.replicas.grpc_forwarding import GrpcForwarding
 from vlm_app.server.replicas.router import Router
 
@@ -55,3 +57,18 @@ def test_a_stream_whose_client_goes_amid_a_response_ends_at_the_replica(monkeypa
 
     asyncio.run(left())
     assert stream.cancelled and router.outstanding == {"0": 0}
+
+
+@pytest.mark.parametrize("raised", [InputError("a sentence."), grpc.aio.InternalError("a response cannot be written")])
+def test_a_call_that_is_over_is_no_error_of_the_servers(raised, caplog):
+    async def abort(code: grpc.StatusCode, details: str) -> None:
+        raise grpc.aio.InternalError("nor can a status")
+
+    async def refused() -> None:
+        context: Any = SimpleNamespace(abort=abort)
+        async with refusals(context):
+            raise raised
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(refused())
+    assert not caplog.records

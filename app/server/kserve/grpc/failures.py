@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 
@@ -39,9 +39,20 @@ def error_text(error: Exception) -> str:
 @asynccontextmanager
 async def refusals(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     """Ends the call with a status for what is raised."""
+    with cancelled_when_over():
+        try:
+            yield
+        except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError):
+            raise
+        except Exception as error:
+            await context.abort(code_of(error), error_text(error))
+
+
+@contextmanager
+def cancelled_when_over() -> Iterator[None]:
+    """Has a call end as one that is cancelled where gRPC cannot write to it any more: its client has gone, or its
+    deadline is over."""
     try:
         yield
-    except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
-        raise
-    except Exception as error:
-        await context.abort(code_of(error), error_text(error))
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None

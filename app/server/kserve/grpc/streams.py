@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from vlm.errors import InputError
 from vlm_app.server.kserve.descriptions import find
 from vlm_app.server.kserve.grpc import messages
-from vlm_app.server.kserve.grpc.failures import error_text, refusals
+from vlm_app.server.kserve.grpc.failures import cancelled_when_over, error_text, refusals
 from vlm_app.server.kserve.grpc.receiving import END, next_message
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Services
@@ -92,7 +92,8 @@ class InferStream:
 
     async def _send(self, response: pb.ModelStreamInferResponse | bytes) -> None:
         async with self._write_lock:
-            await self._context.write(response)
+            with cancelled_when_over():
+                await self._context.write(response)
 
     async def _fail(self, message: Message, error: Exception) -> None:
         if not self._strict:
