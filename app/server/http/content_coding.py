@@ -11,6 +11,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm_app.server.core.errors import response
+from vlm_app.server.http.limits import too_large
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32  # as the data's first bytes say
@@ -85,7 +86,7 @@ class Decoded:
         self._input, self._more_to_receive = message.get("body", b""), message.get("more_body", False)
         self._size += len(self._input)
         if self._size > self._limit:
-            raise HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
+            raise too_large(self._limit)
 
     def _decode(self) -> bytes:
         try:

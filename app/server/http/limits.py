@@ -47,7 +47,7 @@ class BodyLimit:
             return
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._limit:
-            await response(self._too_large(), scope["path"])(scope, receive, send)
+            await response(too_large(self._limit), scope["path"])(scope, receive, send)
             return
         total = 0
 
@@ -57,7 +57,7 @@ class BodyLimit:
             total += (size := len(message.get("body", b"")))
             self._size += size
             if total > self._limit:
-                raise self._too_large()
+                raise too_large(self._limit)
             if self._size > BODIES * self._limit:
                 raise HTTPException(429, "the server holds as many bodies as it may; ask again later")
             return message
@@ -67,8 +67,10 @@ class BodyLimit:
         finally:
             self._size -= total
 
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
+
+def too_large(limit: int) -> HTTPException:
+    """Returns the refusal of a body of more bytes."""
+    return HTTPException(413, f"the body is over {limit:,} bytes; send fewer or smaller texts, images or tensors")
 
 
 async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
