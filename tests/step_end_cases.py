@@ -122,7 +122,7 @@ def _check_odd_logits(device: torch.device) -> None:
 
 
 def penalize(device: torch.device) -> None:
-    from vlm.ops.penalize import PenaltyState
+    from vlm.ops.penalty_state import PenaltyState
 
     rows, vocab = 6, 50
     state = slots_that_decode(rows, device)

@@ -43,7 +43,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     for count, size in enumerate(sizes):
         if progress:
             progress("Warming up", count, len(sizes))
-        for sampling, length in itertools.product([*ways, *([] if count else [PENALIZED])], lengths):
+        for sampling, length in itertools.product(ways if count else [*ways, PENALIZED], lengths):
             if not _run(pipeline, size, numbers, sampling, length):
                 return
     pipeline.free_cached_memory()

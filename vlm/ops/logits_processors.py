@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from vlm.ops.beam_state import Groups
-from vlm.ops.penalize import NGRAM, PenaltyState, inside, penalize
+from vlm.ops.penalize import NGRAM, inside, penalize
+from vlm.ops.penalty_state import PenaltyState
 from vlm.ops.sequence_state import SequenceState
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
 

@@ -25,7 +25,7 @@ from vlm.executor.state.slot_upload import SlotUpload
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
 from vlm.ops.draft_state import DraftState
-from vlm.ops.penalize import PenaltyState
+from vlm.ops.penalty_state import PenaltyState
 from vlm.ops.sample import SamplingState
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.adapters import NO_ADAPTER

@@ -14,7 +14,7 @@ from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for
 from vlm.ops.token_rules import BAN, SUPPRESS
 
 if TYPE_CHECKING:
-    from vlm.ops.penalize import PenaltyState
+    from vlm.ops.penalty_state import PenaltyState
     from vlm.ops.sequence_state import SequenceState
     from vlm.ops.token_rules import TokenRules
 
