@@ -11,6 +11,7 @@ from tests.unit.builder.artifact_kit import CONFIG, contents
 from vlm.artifacts.files import atomic_dir, write_atomically
 from vlm.artifacts.hugging_face.generation_config import generation_defaults
 from vlm.artifacts.hugging_face.hf_folder import HFFolder
+from vlm.artifacts.hugging_face.model_files import ModelFiles
 from vlm.artifacts.native.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import TensorFiles, TensorSource, write_hashed, write_tensors
@@ -91,11 +92,42 @@ def test_shards(tmp_path):
     with pytest.raises(CheckpointError, match=r"lacks 1.safetensors, 2.safetensors"):
         _ = hf.tensors
     save_file({"a": torch.zeros(1)}, hf.path / "1.safetensors")
-    save_file({"c": torch.ones(1)}, hf.path / "2.safetensors")
-    with pytest.raises(CheckpointError, match="no shard holds: b"):
+    save_file(
+        {"c": torch.ones(1)}, hf.path / "2.safetensors"
+    )  # which tensors an index names is nothing to transformers
+    assert {name: tensor.item() for name, tensor in hf.tensors.items()} == {"a": 0, "c": 1}
+
+
+@pytest.mark.parametrize("named", ["own.safetensors", "deep/own.safetensors", "own.safetensors.index.json"])
+def test_weights_that_the_configuration_names_are_read_before_others(named, tmp_path):
+    files = {"config.json": {**CONFIG, "transformers_weights": named}}
+    hf = folder(tmp_path / "m", {**files, "own.safetensors.index.json": {"weight_map": {"a": "deep/own.safetensors"}}})
+    with pytest.raises(CheckpointError, match=f"deep/own.safetensors|{named}"):
         _ = hf.tensors
-    save_file({"b": torch.ones(1)}, hf.path / "2.safetensors")
-    assert {name: tensor.item() for name, tensor in hf.tensors.items()} == {"a": 0, "b": 1}
+    (hf.path / "deep").mkdir()
+    for value, file in enumerate(("model.safetensors", "deep/own.safetensors", "own.safetensors")):
+        save_file({"a": torch.full((1,), float(value))}, hf.path / file)
+    hf = HFFolder(hf.path)
+    assert hf.tensors["a"].item() == (2 if named == "own.safetensors" else 1)
+
+
+def test_weights_that_a_configuration_names_are_those_of_a_model(tmp_path):
+    """What a folder is is told by its files; by a configuration alone of what is on the Hub."""
+    hf = folder(tmp_path / "m", {"config.json": {**CONFIG, "transformers_weights": "own.safetensors"}})
+    assert not ModelFiles.from_path(hf.path).has_weights
+    save_file({"a": torch.zeros(1)}, hf.path / "own.safetensors")
+    model = ModelFiles.from_path(hf.path)
+    assert model.has_weights and not ModelFiles("", config=model.config).has_weights
+
+
+@pytest.mark.parametrize("named", ["../own.safetensors", "/own.safetensors", "own.bin", "", 1, "absent.safetensors",
+                                   "a" * 5000 + ".safetensors", "\0.safetensors"])  # fmt: skip
+def test_weights_that_a_configuration_may_not_name(named, tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "own.safetensors")
+    hf = folder(tmp_path / "m", {"config.json": {**CONFIG, "transformers_weights": named}})
+    save_file({"a": torch.zeros(1)}, hf.path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="transformers_weights is "):
+        _ = hf.tensors
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.files import open_regular, read_json
+from vlm.artifacts.files import MEND, open_regular, read_json
 from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
 from vlm.artifacts.hugging_face.model_files import ModelFiles
 from vlm.errors import CheckpointError, listed
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 WHAT = "Hugging Face model folder"
 REPEATED = 4  # how often a file's bytes may be in its tensors: tied ones are
-WEIGHTS = (  # the first that is there, as in transformers
+WEIGHTS = (  # the first that is there counts, as in transformers
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -85,29 +86,49 @@ class HFFolder:
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Returns every tensor by name, mapped from disk: safetensors first, then pickles, whole before in shards."""
-        for name in WEIGHTS:
-            if (self.path / name).exists():
-                return self._indexed(name) if name.endswith(".index.json") else self._read([name])
+        """Returns every tensor by name, mapped from disk."""
+        name = self.weights
+        return self._indexed(name) if name.endswith(".index.json") else self._read([name])
+
+    @functools.cached_property
+    def weights(self) -> str:
+        """Returns the file of all weights or the index of their shards: the one that the configuration names, else
+        safetensors before pickles, whole before in shards."""
+        if (named := self.config.get("transformers_weights")) is not None:
+            return self._named(named)
+        if there := [name for name in WEIGHTS if (self.path / name).exists()]:
+            return there[0]
         others = sorted(p.name for p in self.path.iterdir() if p.suffix in {".h5", ".msgpack", ".gguf", ".pt", ".onnx"})
         instead = f", only {listed(others)}" if others else ""
         raise CheckpointError(f"{self.path} holds no weights{instead}; give a folder with one of {listed(WEIGHTS)}.")
 
+    def _named(self, name: Any) -> str:
+        what = f"{self.path / 'config.json'}: transformers_weights is {name!r}"
+        if not (isinstance(name, str) and name.endswith((".safetensors", ".safetensors.index.json"))):
+            raise CheckpointError(
+                f"{what}, expected is the name of a .safetensors file or of a .safetensors.index.json; {MEND}."
+            )
+        if not _leads_inside(name):
+            raise CheckpointError(f"{what}, which is outside its folder; {MEND}.")
+        if not os.path.exists(self.path / name):
+            raise CheckpointError(
+                f"{what}, which is not there; fetch the folder with all of its files, as `hf download` does."
+            )
+        return name
+
     def _indexed(self, name: str) -> Mapping[str, Tensor]:
+        """Reads the shards that an index names, whatever it says of which tensors are where, as transformers does."""
         places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")
         if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
             raise CheckpointError(
                 f"{self.path / name} is damaged: it has no weight_map of tensor names to files; fetch it again."
             )
         shards = sorted(set(places.values()))
-        if outside := [shard for shard in shards if Path(shard).name != shard]:
+        if outside := [shard for shard in shards if not _leads_inside(shard)]:
             raise CheckpointError(f"{self.path / name} names files outside its folder: {listed(outside)}.")
-        if absent := [shard for shard in shards if not (self.path / shard).exists()]:
+        if absent := [shard for shard in shards if not os.path.exists(self.path / shard)]:
             raise CheckpointError(f"{self.path} lacks {listed(absent)}, which {name} names; fetch the folder again.")
-        tensors = self._read(shards)
-        if absent := sorted(set(places) - set(tensors)):
-            raise CheckpointError(f"{self.path / name} names tensors that no shard holds: {listed(absent)}.")
-        return tensors
+        return self._read(shards)
 
     def _read(self, names: list[str]) -> Mapping[str, Tensor]:
         from vlm.artifacts.weights import TensorFiles
@@ -116,6 +137,12 @@ class HFFolder:
         if not names[0].endswith(".bin"):
             return TensorFiles(paths)
         return {name: tensor for path in paths for name, tensor in read_pickle(path).items()}
+
+
+def _leads_inside(name: str) -> bool:
+    """Says whether a path that a folder's file names stays within the folder."""
+    path = PurePath(os.path.normpath(name))
+    return not path.is_absolute() and path.parts[:1] != (os.pardir,)
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ class ModelFiles:
 
     @property
     def has_weights(self) -> bool:
-        return self.holds(*WEIGHTS)
+        return self.holds(*WEIGHTS) or str(self.config.get("transformers_weights")) in self.names
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -51,12 +51,14 @@ def completed_base(source: Path, adapter: Path, out: Path) -> Path:
 
 
 def _index(source: Path) -> tuple[str, dict[str, str]]:
-    """Returns the name of the index of a folder's weights, whether it is there or not, and the file of each tensor."""
-    tensors = HFFolder(source).tensors  # it is all there
-    name = next(name for name in WEIGHTS if (source / name).exists())
+    """Returns the usual name of an index of a folder's weights, whether it is there or not, and the file of each
+    tensor."""
+    folder = HFFolder(source)
+    tensors, name = folder.tensors, folder.weights  # it is all there
+    index = next(usual for usual in WEIGHTS if usual.endswith(".bin.index.json" if ".bin" in name else ".index.json"))
     if not name.endswith(".index.json"):
-        return f"{name}.index.json", dict.fromkeys(tensors, _beside_index(name))
-    return name, read_json(source / name, CheckpointError, WHAT)["weight_map"]
+        return index, dict.fromkeys(tensors, _beside_index(name))
+    return index, read_json(source / name, CheckpointError, WHAT)["weight_map"]
 
 
 def _beside_index(name: str) -> str:
