@@ -46,6 +46,10 @@ FILES = {
     "extra ones": ({"tokenizer_config.json": {"extra_special_tokens": ["<user>", "<bot>"]}}, True),
     "extra ones by names": ({"tokenizer_config.json": {"extra_special_tokens": {"user_token": "<user>"}}}, True),
     "additional ones": ({"tokenizer_config.json": {"additional_special_tokens": ["<bot>"]}}, True),
+    "none that texts hold": ({"tokenizer_config.json": {**NAMES, "split_special_tokens": True}}, False),
+    "a blank before texts": (
+        {"tokenizer_config.json": {**NAMES, "tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}}, True),
+    "a blank that the class does not read": ({"tokenizer_config.json": {"add_prefix_space": True}}, False),
     "older": (
         {"special_tokens_map.json": {**NAMES, "pad_token": {**USER}}, "added_tokens.json": {"<bot>": 264, "<x>": 263}},
         True),
@@ -67,7 +71,7 @@ def as_a_folder(folder: Path, files: dict) -> None:
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     fast.save(str(folder / "tokenizer.json"))
     write(folder, files)
-    said = files.get("tokenizer_config.json", {}) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast"} | files.get("tokenizer_config.json", {})
     write(folder, {"tokenizer_config.json": said})
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import load_json
 from vlm.artifacts.hugging_face.tokenizer_file import read_tokenizer
@@ -16,6 +16,11 @@ from vlm.errors import CheckpointError, first_line
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
 from vlm.registry.spec import FamilySpec
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# whose texts begin with a blank where their settings say so, not where their tokenizer.json does
+BYTE_LEVEL = ("GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer")
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 TIKTOKEN, LINE_BYTES = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n"), 4096  # a line of such a file: a token, its id
 
@@ -59,7 +64,8 @@ def completed_settings(folder: Path) -> str | None:
 
 def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str | None:
     """Returns the contents of a tokenizer.json with what it lacks of the tokens that its folder names, then of these
-    special ones, in this order; None where it has them all. Raises CheckpointError for a damaged one."""
+    special ones, in this order, and with the blank before texts that its settings ask for; None where that is all
+    there. Raises CheckpointError for a damaged one."""
     from tokenizers import AddedToken
 
     own = _own_tokens(path)
@@ -74,7 +80,22 @@ def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str 
         raise CheckpointError(f"{folder} names a token that is not valid Unicode; fetch the folder again.") from None
     others = [token for token in tokens if tokenizer.token_to_id(token) is None]
     tokenizer.add_special_tokens(others)
-    return tokenizer.to_str() if absent or others else None
+    is_changed = _set_prefix_space(tokenizer, tokenizer_settings(folder)) or absent or others
+    return tokenizer.to_str() if is_changed else None
+
+
+def _set_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> bool:
+    """Has texts begin with a blank, or not, as settings say of a class that makes its byte-level BPE by them. Returns
+    whether that is a change."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    splitter, asked = tokenizer.pre_tokenizer, settings.get("add_prefix_space")
+    if str(settings.get("tokenizer_class")).removesuffix("Fast") not in BYTE_LEVEL or not isinstance(asked, bool):
+        return False
+    if not isinstance(splitter, ByteLevel) or splitter.add_prefix_space == asked:
+        return False
+    splitter.add_prefix_space = asked
+    return True
 
 
 def _own_tokens(path: Path) -> list[dict[str, Any]]:

@@ -99,6 +99,7 @@ class Tokenizer(Detokenizer):
         side = files.settings.get("truncation_side")
         cleans_up = is_asked_for(files.settings, files.target or files.fast, of_bpe=rules.cleans_up_bpe)
         named = files.named_tokens
+        files.fast.encode_special_tokens = bool(files.settings.get("split_special_tokens"))  # texts hold none
         return cls(
             files.fast, rules, target=files.target, named_tokens=named, truncation_side=side, cleans_up=cleans_up
         )
