@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from tests.engines import engine_dir
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import InputError, LimitError
 
 PLACEHOLDER = 59
@@ -180,3 +183,27 @@ def test_penalties_see_an_images_rows_as_its_token(made, tmp_path):
         assert want != plain
         found = pipe.generate([case.ours(*each) for each in given], max_new_tokens=8, **options)
         assert [out.token_ids for out in found] == want, options
+
+
+TIED = {
+    "t5gemma2": tiny.t5gemma2,
+    "florence2": tiny.florence2,
+    "lighton-ocr": lambda: tiny.lighton_ocr(text={"tie_word_embeddings": True}, tie_word_embeddings=True),
+    "idefics3": lambda: tiny.idefics3(tie_word_embeddings=True),
+    "qwen2-vl": lambda: tiny.qwen_vl(second=False),
+    "qwen2.5-vl": tiny.qwen_vl,
+    "llava": lambda: tiny.llava(text={"tie_word_embeddings": True}, tie_word_embeddings=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", TIED.values(), ids=TIED)
+def test_the_base_model_saved_alone_is_the_whole_one(make, tmp_path):
+    """As who loads a model by AutoModel saves it: a head that is tied is none of the base's."""
+    model: Any = make()
+    model.save_pretrained(tmp_path)
+    whole = convert_folder(tmp_path, tmp_path / "whole")
+    model.base_model.save_pretrained(tmp_path)
+    base = convert_folder(tmp_path, tmp_path / "base")
+    assert base.roles == whole.roles
+    for role in whole.roles:
+        assert base.weight_file(role).read_bytes() == whole.weight_file(role).read_bytes()

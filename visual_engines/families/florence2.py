@@ -122,6 +122,7 @@ FLORENCE2 = FamilySpec(
         ),
     },
     matches=lambda config: config.get("model_type") == "florence2",
+    base_prefixes=("model.", f"{LANGUAGE}model."),  # the latter of Microsoft's own
     renames={
         "model.language_model.": f"{LANGUAGE}model.",
         "lm_head.": f"{LANGUAGE}lm_head.",

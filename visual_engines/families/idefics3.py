@@ -143,6 +143,7 @@ IDEFICS3 = FamilySpec(
         "decoder": Role("llama", config_key="text_config", weight_prefix="language_model.", tied=False),
     },
     matches=lambda config: config.get("model_type") in ("idefics3", "smolvlm"),
+    base_prefixes=("model.",),
     renames={
         "model.text_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",

@@ -68,6 +68,7 @@ LIGHTON_OCR = FamilySpec(
         "decoder": Role("llama", config_key="text_config", weight_prefix="language_model.", tied=True),
     },
     matches=is_lighton,
+    base_prefixes=("model.", "language_model.model."),  # the latter of other releases
     renames={
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",

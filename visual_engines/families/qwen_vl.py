@@ -77,6 +77,7 @@ QWEN_VL = FamilySpec(
     summary="Images and text: Qwen2-VL, Qwen2.5-VL and olmOCR, Nanonets-OCR, MinerU2.5 (Qwen/Qwen2.5-VL-*)",
     roles={"visual": Role("qwen-vl-vision", weight_prefix="visual."), "decoder": Role("llama")},
     matches=lambda config: config.get("model_type") in ("qwen2_vl", "qwen2_5_vl"),
+    base_prefixes=("model.",),
     renames={"model.visual.": "visual.", "model.language_model.": "model."},
     inputs=("image", "text"),
     chat_format=ChatFormat(template=TEMPLATE, placeholder="<|image_pad|>"),

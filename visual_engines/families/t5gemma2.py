@@ -71,6 +71,7 @@ T5GEMMA2 = FamilySpec(
         ),
     },
     matches=lambda config: config.get("model_type") == "t5gemma2",
+    base_prefixes=("model.",),
     renames={
         "model.encoder.vision_tower.": "visual.vision_tower.",
         "model.encoder.multi_modal_projector.": "visual.multi_modal_projector.",

@@ -88,7 +88,7 @@ def convert_roles(
 
 def named_tensors(tensors: Mapping[str, Tensor], spec: FamilySpec) -> Mapping[str, Tensor]:
     """Returns a folder's tensors under the names that the family's roles know."""
-    return with_base_prefix(_renamed(tensors, spec.renames), spec.base_prefixes)
+    return _renamed(with_base_prefix(tensors, spec.base_prefixes), spec.renames)
 
 
 def _renamed(tensors: Mapping[str, Tensor], beginnings: Mapping[str, str]) -> Mapping[str, Tensor]:
