@@ -57,7 +57,15 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"peft_type": "LOHA"}, "is a PEFT adapter of type LOHA; LORA and IA3 are what can be loaded"),
+        (
+            {"peft_type": "LOHA"},
+            r"type LOHA; LORA and IA3 are what can be loaded: merge one that changes weights into its"
+            r" model with PEFT \(merge_and_unload",
+        ),
+        (
+            {"peft_type": "P_TUNING"},
+            "of type P_TUNING; LORA and IA3 are what can be loaded: give it with --prompt-table",
+        ),
         ({"use_dora": True}, "q_proj lacks its lora_magnitude_vector; fetch or save it again"),
         (
             {"modules_to_save": ["lm_head", "norm"]},
@@ -234,7 +242,13 @@ def test_an_adapter_of_a_part_of_the_model_is_not_sent_to_be_merged(tmp_path):
     with pytest.raises(
         VlmError, match=r"layers.0.self_attn.q_proj is no linear layer of its decoder; merge .* with PEFT"
     ):
-        read(folder_of(tmp_path / "a", ones(Q.removeprefix("model."))), tiny.qwen_vl())
+        read(folder_of(tmp_path / "a", ones(Q.removeprefix("model."))), tiny.idefics3())
+
+
+def test_names_within_the_language_part_of_a_qwen_vl_are_its_decoders(tmp_path):
+    """Older releases call its layers as they are called there, after what every base model's names begin with."""
+    layers = read(folder_of(tmp_path / "a", ones(Q.removeprefix("model."))), tiny.qwen_vl())
+    assert list(layers["decoder"]) == ["blocks.0.attention.qkv"]
 
 
 def test_llavas_own_names_are_those_of_its_decoder(tmp_path):

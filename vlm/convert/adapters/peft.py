@@ -79,9 +79,10 @@ def read_peft(folder: Path, *, merging: bool = False) -> PeftAdapter:
     can name. Others are frozen weights, which it only adds to. Raises ConfigError and CheckpointError."""
     values = read_settings(folder)
     if (kind := str(values.get("peft_type"))) not in KINDS:
-        instead = f"; give it with --prompt-table {folder}" if kind in TUNED_PROMPTS else ""
+        merged = "merge one that changes weights into its model with PEFT (merge_and_unload(), save_pretrained())"
+        instead = f"give it with --prompt-table {folder}" if kind in TUNED_PROMPTS else f"{merged} and load that"
         raise ConfigError(
-            f"{folder} is a PEFT adapter of type {cut(kind)}; {' and '.join(KINDS)} are what can be loaded{instead}."
+            f"{folder} is a PEFT adapter of type {cut(kind)}; {' and '.join(KINDS)} are what can be loaded: {instead}."
         )
     found = FolderTensors.read(folder, KINDS[kind])
     config = KINDS[kind].read(folder, values, found.by_module)
