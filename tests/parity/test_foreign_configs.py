@@ -140,6 +140,10 @@ REFUSED = {
     "partial_rotary_factor is 0.5": (
         BASES["llama"], {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 4.0}}),
     "needs factor": (BASES["llama"], {"rope_scaling": {"type": "linear"}}),
+    "{'type': 'linear', 'factor': 'x'}, of which no rotary positions can be made": (
+        BASES["llama"], {"rope_scaling": {"type": "linear", "factor": "x"}}),
+    "{'type': 'linear', 'factor': 0}, of which no rotary positions can be made": (
+        BASES["llama"], {"rope_scaling": {"type": "linear", "factor": 0}}),
     "num_attention_heads 32 is no multiple of num_key_value_heads 5": (BASES["llama"], {"num_key_value_heads": 5}),
     "vocab_size is '32000', it must be a whole number above 0": (BASES["llama"], {"vocab_size": "32000"}),
     "per_layer_config": (BASES["llama"], {"per_layer_config": {"0": {"hidden_act": "relu"}}}),

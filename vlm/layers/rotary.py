@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ READ = {
 }
 KINDS = tuple(READ)
 AXES = 3  # of positions, where frequencies are shared among several: time, rows, columns
+SMALL_HEAD = 16  # values
 NEEDED = {"linear": {"factor"}, "llama3": set(READ["llama3"])}
 
 
@@ -65,7 +67,19 @@ class RotaryConfig:
             options.setdefault("factor", max_positions / original)
         if absent := sorted(NEEDED.get(kind, set()) - set(options)):
             raise ConfigError(f"rope_type is {shown(kind)}, which needs {listed(absent)} in rope_parameters.")
-        return cls(float(base), head_dim, kind, original_positions=original, **options)
+        config = cls(float(base), head_dim, kind, original_positions=original, **options)
+        if not config._is_finite():
+            raise ConfigError(f"rope_parameters are {shown(settings)}, of which no rotary positions can be made.")
+        return config
+
+    def _is_finite(self) -> bool:
+        """Says whether frequencies are numbers: those of a small head, as one that is not checked yet may be of any
+        size."""
+        try:
+            frequencies, scale = dataclasses.replace(self, dims=SMALL_HEAD).frequencies()
+        except (ArithmeticError, TypeError, ValueError):
+            return False
+        return math.isfinite(scale) and bool(frequencies.isfinite().all())
 
     def frequencies(self) -> tuple[Tensor, float]:
         """Returns the frequencies [dims / 2] float32, and what cosines and sines are multiplied by."""
