@@ -288,6 +288,8 @@ def test_where_templates_are_kept(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [
         {"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]}))  # fmt: skip
     assert read_template(tmp_path) == "D"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": {"tools": "T", "default": "N"}}))
+    assert read_template(tmp_path) == "N"
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
     assert read_template(tmp_path) == "J"
     (tmp_path / "chat_template.jinja").write_text("F")

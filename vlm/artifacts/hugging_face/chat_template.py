@@ -16,8 +16,9 @@ def read_template(folder: Path) -> str | None:
         if (folder / name).exists():
             template = read_json(folder / name, EngineError, "engine").get("chat_template")
             if isinstance(template, list):  # several by name
-                entries = [x for x in template if isinstance(x, dict)]
-                template = next((x.get("template") for x in entries if x.get("name") == "default"), None)
+                template = {str(x.get("name")): x.get("template") for x in template if isinstance(x, dict)}
+            if isinstance(template, dict):
+                template = template.get("default")
             if isinstance(template, str):
                 return template
     return None
