@@ -111,7 +111,7 @@ def _check_mapping(build: BuildConfig, checkpoint: Checkpoint) -> None:
 def _cast(checkpoint: Checkpoint, role: str, rank: int, config: Config, build: BuildConfig) -> RoleWeights:
     """Returns the weights of one file in the engine's dtype, each cast when it is written."""
     kind: torch.dtype = getattr(torch, build.dtype)
-    weights, file = role_weights(checkpoint, role, rank, config), checkpoint.weight_file(role, rank)
+    weights = role_weights(checkpoint, role, rank, config)
     source = weights.source
     layout = {
         name: (kind if old.is_floating_point and name not in weights.quantized else old, shape)
@@ -121,7 +121,7 @@ def _cast(checkpoint: Checkpoint, role: str, rank: int, config: Config, build: B
     def read(name: str) -> Tensor:
         tensor = source.read(name).to(layout[name][0])
         if tensor.is_floating_point() and not _is_finite(tensor):
-            raise CheckpointError(_not_finite(file, name, build.dtype, source.read(name)))
+            raise CheckpointError(_not_finite(checkpoint, f"{role} weight {name}", build.dtype, source.read(name)))
         return tensor
 
     return replace(weights, source=TensorSource(layout, read))
@@ -133,11 +133,11 @@ def _is_finite(tensor: Tensor) -> bool:
     return not wide.numel() or all(bool(extreme.isfinite()) for extreme in wide.aminmax())
 
 
-def _not_finite(file: Path, name: str, dtype: str, tensor: Tensor) -> str:
+def _not_finite(checkpoint: Checkpoint, weight: str, dtype: str, tensor: Tensor) -> str:
     if _is_finite(tensor):
-        role = file.parent.name
-        return f"{role} weight {name} holds values that {dtype} cannot; build with dtype bfloat16 or float32."
-    return f"{file} holds NaN or infinity in {name}; the model it was converted from is damaged."
+        return f"{weight} holds values that {dtype} cannot; build with dtype bfloat16 or float32."
+    model = checkpoint.source or checkpoint.path  # the checkpoint itself may be gone by then
+    return f"{weight} holds NaN or infinity: {model} is damaged; fetch or convert it again."
 
 
 def _manifest(
