@@ -14,13 +14,14 @@ from pathlib import Path
 from vlm import __version__
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.hugging_face import hub
+from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.native.manifest import FORMAT_VERSION
 from vlm.artifacts.progress import Progress
 from vlm.backends.installed import backend as backend_named
 from vlm.build.locate import Source
 from vlm.config import BuildConfig
-from vlm.errors import EngineError
+from vlm.errors import EngineError, VlmError
 from vlm.registry.catalogs import tokenizer_files
 
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
@@ -89,10 +90,20 @@ def _files(source: Source) -> list[Path]:
     """Returns what a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
-        paths = [path / name for name in hub.needed_files((file.name for file in path.iterdir()), tokenizer_files())]
+        names = hub.needed_files((file.name for file in path.iterdir()), tokenizer_files())
+        paths = [path / name for name in dict.fromkeys((*names, *_weights(HFFolder(path))))]
     else:
         paths = [path, *path.rglob("*")]
     return [file for file in paths if file.is_file()]  # a pipe may block, a device may never end
+
+
+def _weights(folder: HFFolder) -> list[str]:
+    """Returns the files of a folder's weights, which may have names of their own; none where the build will say what is
+    wrong with them."""
+    try:
+        return [folder.weights, *folder.weight_files]
+    except VlmError:
+        return []
 
 
 def _fingerprint(root: Path, file: Path) -> list[str | int]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.unit.artifacts.hub_server import Hub, serve
 from tests.unit.builder import artifact_kit
@@ -62,6 +63,18 @@ def test_options_and_content_are_part_of_the_key(hf, builds):
     (hf / "notes.txt").write_text("of no account")
     resolve(hf)
     assert len(builds) == 4
+
+
+@pytest.mark.parametrize("place", ["model.safetensors.index.json", "config.json"])
+def test_weights_of_any_name_are_part_of_the_key(place, hf):
+    tensors = load_file(hf / "model.safetensors")
+    (hf / "model.safetensors").rename(hf / "part.safetensors")
+    named = {"weight_map": dict.fromkeys(tensors, "part.safetensors"), "transformers_weights": "part.safetensors"}
+    config = json.loads((hf / place).read_text()) if (hf / place).exists() else {}
+    (hf / place).write_text(json.dumps(config | named))
+    first = resolve(hf)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, hf / "part.safetensors")
+    assert resolve(hf) != first
 
 
 def test_checkpoint_and_cache_dir(hf, tmp_path):

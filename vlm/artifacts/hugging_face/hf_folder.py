@@ -87,8 +87,12 @@ class HFFolder:
     @functools.cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Returns every tensor by name, mapped from disk."""
-        name = self.weights
-        return self._indexed(name) if name.endswith(".index.json") else self._read([name])
+        return self._read(self.weight_files)
+
+    @functools.cached_property
+    def weight_files(self) -> list[str]:
+        """Returns the names of the files that hold tensors."""
+        return self._shards(self.weights) if self.weights.endswith(".index.json") else [self.weights]
 
     @functools.cached_property
     def weights(self) -> str:
@@ -116,8 +120,9 @@ class HFFolder:
             )
         return name
 
-    def _indexed(self, name: str) -> Mapping[str, Tensor]:
-        """Reads the shards that an index names, whatever it says of which tensors are where, as transformers does."""
+    def _shards(self, name: str) -> list[str]:
+        """Returns the files that an index names, of which all tensors are read, as transformers does, whatever it says
+        of which are where."""
         places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")
         if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
             raise CheckpointError(
@@ -128,7 +133,7 @@ class HFFolder:
             raise CheckpointError(f"{self.path / name} names files outside its folder: {listed(outside)}.")
         if absent := [shard for shard in shards if not os.path.exists(self.path / shard)]:
             raise CheckpointError(f"{self.path} lacks {listed(absent)}, which {name} names; fetch the folder again.")
-        return self._read(shards)
+        return shards
 
     def _read(self, names: list[str]) -> Mapping[str, Tensor]:
         from vlm.artifacts.weights import TensorFiles
