@@ -41,6 +41,15 @@ def test_needed_files_prefer_safetensors():
     assert needed_files(shards) == ["config.json", *shards[1:3]]
 
 
+@pytest.mark.parametrize(("index", "shard"), [("model.safetensors.index.json", "part_1.safetensors"),
+                                              ("pytorch_model.bin.index.json", "part_1.bin")])  # fmt: skip
+def test_shards_of_any_name_are_fetched(index, shard):
+    files = {"config.json": b"{}", index: b"[]", shard: b"1", "README.md": b"#"}
+    with serve(Hub("org/model", files, listed={shard: 10**9})) as hub:
+        download("org/model", endpoint=hub.url)
+        assert hub.fetched() == {"config.json", index, shard}
+
+
 def test_files_that_a_family_reads_are_fetched():
     """A catalog of any package may name some (FamilySpec.tokenizer_files)."""
     with serve(Hub("org/model", FILES | {"source.spm": b"s", "target.spm": b"t"})) as hub:

@@ -82,8 +82,14 @@ def _needed(names: list[str], extra: tuple[str, ...]) -> list[str]:
     return _matching(names, ("config.json", *QUANTIZATION_FILES, *PROCESSOR_FILES, *extra)) + _weights(names)
 
 
-def _weights(names: list[str]) -> list[str]:
-    return _matching(names, SAFETENSORS) or _matching(names, PICKLES)
+def _weights(names: Iterable[str]) -> list[str]:
+    names = [*names]
+    for usual, any_name in ((SAFETENSORS, "*.safetensors"), (PICKLES, "*.bin")):
+        if (found := _matching(names, usual)) and all(name.endswith(".index.json") for name in found):
+            return found + _matching(names, (any_name,))  # the shards have names of their own
+        if found:
+            return found
+    return []
 
 
 def download(
@@ -182,7 +188,7 @@ def _complete(repo_id: str, revision: str | None) -> Path | None:
 def _check_usable(repo_id: str, files: list[str]) -> None:
     if "config.json" not in files:
         raise ModelNotFoundError(f"the Hub's model {repo_id} has no config.json; it is no transformers model.")
-    if not _weights([file.rpartition("/")[2] for file in files]):
+    if not _weights(_last(files)):
         raise ModelNotFoundError(
             f"the Hub's model {repo_id} has no {SAFETENSORS[0]} or {PICKLES[0]}; other formats are not read."
         )
@@ -194,12 +200,18 @@ def _check_listed(repo_id: str, files: list[str], sizes: dict[str, int]) -> None
             f"the Hub's model {repo_id} lists {len(files):,} files to fetch, the limit is {MOST_FILES:,}; give"
             " a folder on disk."
         )
-    for file in files:
-        if sizes[file] > MAX_TOKENIZER_BYTES and not _weights([file.rpartition("/")[2]]):
+    weights = _weights(_last(files))
+    for file, name in zip(files, _last(files), strict=True):
+        if sizes[file] > MAX_TOKENIZER_BYTES and name not in weights:
             raise ModelNotFoundError(
                 f"the Hub's model {repo_id} has a {file} of {sizes[file]:,} bytes, which is no weights; files beside"
                 f" them have up to {MAX_TOKENIZER_BYTES:,}."
             )
+
+
+def _last(files: Iterable[str]) -> list[str]:
+    """Returns the names that files have in their folders."""
+    return [file.rpartition("/")[2] for file in files]
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
