@@ -46,6 +46,7 @@ class Option:
     kserve: Offer | None = None
     model_key: str | None = None  # the key of generation_config.json that sets it
     drawn: bool = False  # does that key count for draws alone?
+    sets: tuple[str, ...] = ()  # limits of engines, as fields of BuildConfig, that follow from it
     only_with: str | None = None  # the field that it goes with: nothing comes of it while that has its default
 
     def flag(self, name: str) -> str:

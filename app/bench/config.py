@@ -21,6 +21,7 @@ from vlm_app.core.backend_names import is_measured, measured_names
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
 LENGTHS = partial(pairs, option="--input-output-len")
+LENGTH_LIMITS = ("max_seq_len", "max_encoder_input_len")
 
 COMPUTE_TYPES = ("float32", "int8")  # of CTranslate2
 
@@ -97,7 +98,7 @@ class BenchConfig(SubjectConfig):
 
     batch_size: int = 1
     pages: int = 1  # images in all
-    new_tokens: int = option(1000, "Tokens generated a page, exactly.", allowed=at_least(2))
+    new_tokens: int = option(1000, "Tokens generated a page, exactly.", allowed=at_least(2), sets=("max_seq_len",))
     hf_new_tokens: int = option(
         100, "Tokens of Hugging Face's run; its time a token is taken from them.", allowed=at_least(2)
     )
@@ -115,7 +116,7 @@ class ThroughputConfig(BenchConfig):
     """Pages in batches."""
 
     hf_batch_size: int | None = option(None, "Of Hugging Face, at most.", default="the batch size", allowed=at_least(1))
-    batch_size: int = option(64, "Pages decoded at once.", allowed=at_least(1))
+    batch_size: int = option(64, "Pages decoded at once.", allowed=at_least(1), sets=("max_batch_size",))
     pages: int | None = option(None, "Pages in all.", default="twice the batch", allowed=at_least(1))
 
     def __post_init__(self) -> None:
@@ -129,8 +130,9 @@ class RowsConfig(SubjectConfig):
     """Every combination of the lists is a row."""
 
     batch_sizes: tuple[int, ...] = option(
-        (1,), 'At once, several apart by ";".', flags=("--batch-size",), default="1", read=BATCH_SIZES
-    )
+        (1,), 'At once, several apart by ";".', flags=("--batch-size",), default="1", read=BATCH_SIZES,
+        sets=("max_batch_size",),
+    )  # fmt: skip
     lengths: tuple[tuple[int, int], ...] = ((64, 64),)  # tokens in, tokens out
     hf_new_tokens: int | None = option(
         None, "Tokens of its run, the rest is extrapolated.", default="all", allowed=at_least(2)
@@ -174,8 +176,9 @@ class TextBenchConfig(RowsConfig):
 
     hf_batch_size: int | None = same_option(ThroughputConfig, "hf_batch_size")
     lengths: tuple[tuple[int, int], ...] = option(
-        ((64, 64),), 'Tokens in and out, "60,20;128,20".', flags=("--input-output-len",), default="64,64", read=LENGTHS
-    )
+        ((64, 64),), 'Tokens in and out, "60,20;128,20".', flags=("--input-output-len",), default="64,64", read=LENGTHS,
+        sets=LENGTH_LIMITS,
+    )  # fmt: skip
     min_input_len: int | None = option(
         None, "Tokens in, at least: each text has a length of its own, from here up to that of --input-output-len.",
         default="all have that one", allowed=at_least(1),
@@ -231,7 +234,7 @@ class PromptBenchConfig(RowsConfig):
     hf_batch_size: int | None = same_option(ThroughputConfig, "hf_batch_size")
     lengths: tuple[tuple[int, int], ...] = option(
         ((32, 128),), 'Tokens of text in, beside the images, and out, "32,128;12,30".', flags=("--input-output-len",),
-        default="32,128", read=LENGTHS,
+        default="32,128", read=LENGTHS, sets=LENGTH_LIMITS,
     )  # fmt: skip
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
     image_size: tuple[int, int] | None = option(

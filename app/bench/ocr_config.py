@@ -40,8 +40,9 @@ class OcrBenchConfig(SubjectConfig):
     devices: str | None = same_option(PlaceConfig, "devices")
     batch_invariant: bool = same_option(RuntimeConfig, "batch_invariant", value=True, default="on")
     batch_size: int | None = option(
-        None, "Pages read at once.", default=f"as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA", allowed=at_least(1)
-    )
+        None, "Pages read at once.", default=f"as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA",
+        allowed=at_least(1), sets=("max_batch_size",),
+    )  # fmt: skip
     tokens: int | None = option(
         None, "Of a page: exactly so many with random weights, else at most.",
         default=f"{DEFAULT_TOKENS} with random weights, else the model's end", allowed=at_least(1),

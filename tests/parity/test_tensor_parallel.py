@@ -178,6 +178,7 @@ def test_a_call_that_breaks_off_is_not_waited_for(t5, trouble, says, reason):
         with pytest.raises(EngineError, match=says) as caught:
             pipe.generate(encoder_input_ids=[3, 4, 5], max_new_tokens=6)
         assert reason in repr(caught.value.__context__)
+        assert ("max_batch_size" in str(caught.value)) == ("max_batch_size" in caught.value.settings)
         with pytest.raises(EngineError, match=says):
             pipe.generate(encoder_input_ids=[3, 4, 5], max_new_tokens=6)
         raise ZeroDivisionError  # which lets the other rank end

@@ -15,7 +15,7 @@ from vlm.api.ahead.prefetch import Prefetch
 from vlm.api.ahead.texts_ahead import TextsAhead
 from vlm.api.outputs import Output, OutputReader, samples_of
 from vlm.engine.engine_loop import EngineLoop
-from vlm.errors import OutOfMemoryError, VlmError
+from vlm.errors import VlmError
 from vlm.garbage import without_collections
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
@@ -147,7 +147,7 @@ class Job:
                 continue
             if completion.out_of_memory:
                 self._give_up(samples)
-                yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
+                yield samples.index, self._loop.memory_error()
                 continue
             self._on_completion(completion)
             samples.completions[request_id] = completion

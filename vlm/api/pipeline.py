@@ -18,7 +18,7 @@ from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.api.preparation import preparation, texts_together, with_keys
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError, OutOfMemoryError, VlmError, shown
+from vlm.errors import InputError, VlmError, shown
 from vlm.executor.memory import memory_errors
 from vlm.parallel.collectives import Ranks
 from vlm.processing.inputs.fields import INPUT_KEYS
@@ -97,7 +97,7 @@ class Pipeline(LoadedModel):
                 for update in self.loop.step_for([request_id]):
                     ended = update.finished
                     if update.completion is not None and update.completion.out_of_memory:
-                        raise OutOfMemoryError(self.loop.memory_sentence)
+                        raise self.loop.memory_error()
                     if piece := text.push(update.token_ids, last=update.finished):
                         yield piece
                     if update.completion is not None:

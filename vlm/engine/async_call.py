@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm.errors import OutOfMemoryError
-from vlm.executor.memory import FULL
+from vlm.executor.memory import full
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
 
@@ -63,5 +62,5 @@ class AsyncCall:
 
     def result_of(self, update: TokenUpdate) -> tuple[int, TokenUpdate] | Exception:
         if update.completion is not None and update.completion.out_of_memory:
-            return OutOfMemoryError(FULL)
+            return full()
         return self.indices[update.request_id], update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,8 +10,8 @@ from threading import Lock
 
 from vlm.engine.leading import Engine
 from vlm.engine.llm_engine import LLMEngine
-from vlm.errors import InputError
-from vlm.executor.memory import FULL, suppress_out_of_memory
+from vlm.errors import InputError, OutOfMemoryError
+from vlm.executor.memory import full, suppress_out_of_memory
 from vlm.requests.image import Image
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
@@ -29,7 +30,7 @@ class EngineLoop:
         """`on_end` is called with what each request has come to, an aborted one's too; `on_step` with every step's
         sequences and duration."""
         self.engine, self._on_end, self._on_step = engine, on_end, on_step
-        self.memory_sentence = FULL  # what was said when memory ran out last
+        self._memory_error = full()
         self._lost: list[TokenUpdate] = []  # of requests that memory ran out for ahead of a step
         self._open: set[int] = set()  # requests that have not ended
         self._aborted: set[int] = set()  # those of them that nobody asks for any more
@@ -39,6 +40,10 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         return self.engine.has_work or bool(self._lost)
+
+    def memory_error(self) -> OutOfMemoryError:
+        """Returns an error that says what was said when memory ran out last."""
+        return copy.copy(self._memory_error)
 
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
@@ -63,7 +68,7 @@ class EngineLoop:
         with suppress_out_of_memory() as memory:
             self.engine.admit()
             return
-        self.memory_sentence = memory.sentence
+        self._memory_error = memory.error
         self._lost += self.engine.recover()
 
     def abort(self, request_ids: Iterable[int]) -> None:
@@ -139,5 +144,5 @@ class EngineLoop:
             self._on_step(self.engine.last_batch_size, time.perf_counter() - began)
             return updates
         # not within an except clause: the error's frames hold tensors
-        self.memory_sentence = memory.sentence
+        self._memory_error = memory.error
         return self.engine.recover()

@@ -6,14 +6,15 @@ What a rank decides follows from the calls and from tokens, which are the same o
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.llm_engine import LLMEngine
-from vlm.errors import EngineError, InputError
+from vlm.errors import EngineError, InputError, OutOfMemoryError
 from vlm.executor.memory import is_out_of_memory, memory_errors
 from vlm.requests.request import Request
 from vlm.requests.sampling_values import draw_seed
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from vlm.requests.image import Image
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name and its arguments
-_SMALLER = "start again with a smaller --max-batch-size or --kv-cache-free-gpu-memory-fraction."
+_SMALLER = "start again with a smaller max_batch_size."
 OUT_OF_MEMORY = f"the first of several ranks ran out of memory, and the others wait for what it had begun: {_SMALLER}"
 FOLLOWER_OUT_OF_MEMORY = f"it ran out of memory, and all the others, which wait for it, end with it: {_SMALLER}"
 BROKEN_OFF = "a call has broken off on the first of several ranks, and the others wait for it; start them again."
@@ -38,7 +39,7 @@ BROKEN_OFF = "a call has broken off on the first of several ranks, and the other
 @dataclass
 class _State:
     amid_call: bool = False  # of all ranks: it has begun and not come to its end
-    reason: str = BROKEN_OFF  # why it has not
+    reason: EngineError = field(default_factory=lambda: EngineError(BROKEN_OFF))  # why it has not
 
 
 class LeadingEngine:
@@ -99,7 +100,7 @@ class LeadingEngine:
     def _with_others(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Makes a call on all ranks. Raises EngineError after one that has broken off: the others wait amid it."""
         if self._state.amid_call:
-            raise EngineError(self._state.reason)
+            raise copy.copy(self._state.reason)
         calls, self._calls = [*self._calls, (name, arguments, options)], []
         self._state.amid_call = True
         try:
@@ -110,13 +111,13 @@ class LeadingEngine:
             self._state.amid_call = False
             raise
         except EngineError as error:
-            self._state.reason = str(error)
+            self._state.reason = copy.copy(error)  # without its frames
             raise
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._state.reason = OUT_OF_MEMORY
-            raise EngineError(OUT_OF_MEMORY) from error
+            self._state.reason = EngineError(OUT_OF_MEMORY, settings=("max_batch_size",))
+            raise copy.copy(self._state.reason) from error
         self._state.amid_call = False
         return result
 
@@ -150,6 +151,10 @@ def _made(engine: LLMEngine | EncoderEngine, calls: list[Call] | None) -> bool:
     """Makes calls, and holds them no longer; False: there are to be no more."""
     for name, arguments, options in calls or ():
         # a request that is refused is refused on all ranks
-        with contextlib.suppress(InputError), memory_errors(FOLLOWER_OUT_OF_MEMORY):
+        with contextlib.suppress(InputError), memory_errors(_follower_out_of_memory):
             getattr(engine, name)(*arguments, **options)
     return calls is not None
+
+
+def _follower_out_of_memory() -> OutOfMemoryError:
+    return OutOfMemoryError(FOLLOWER_OUT_OF_MEMORY, settings=("max_batch_size",))

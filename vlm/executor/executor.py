@@ -5,7 +5,6 @@ Networks and caches are a runner's and the encoders'.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.config import ModelConfig
+from vlm.errors import OutOfMemoryError, counted
 from vlm.executor.collective_time import CollectiveTime, time_calls
 from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
 from vlm.executor.encoding.encoders import Encoders
@@ -147,7 +147,7 @@ class Executor:
     # --- admission ---
     def _encode(self, sequences: list[Sequence]) -> None:
         """Encodes images and texts, of which decoders with cross-attention have their caches filled."""
-        with self._encoding(sequences):
+        with self.timer("encode"), memory_errors(partial(self._encoding_error, sequences)):
             self._make_prompt_embeds([s for s in sequences if s.contents])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in batched_by_size(texts, self.encoders.max_encoder_tokens, num_features):
@@ -158,16 +158,17 @@ class Executor:
             for chunk in self._passes(others):
                 self.runner.write_cross_kv(chunk, self._features(chunk))
 
-    @contextlib.contextmanager
-    def _encoding(self, sequences: list[Sequence]) -> Iterator[None]:
-        """Times what its block encodes, and says where the memory has gone if that runs out."""
-        reason = (
-            f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
-            " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
-            f" {self.encoders.max_encoder_batch_size}) or max_encoder_tokens (now {self.encoders.max_encoder_tokens})."
+    def _encoding_error(self, sequences: list[Sequence]) -> OutOfMemoryError:
+        """Returns what says that memory ran out for these sequences' texts or images, and what takes less of it."""
+        encoders, texts = self.encoders, [s for s in sequences if s.request.encoder_input_ids is not None]
+        what = counted(len(texts), "text") if texts else f"the images of {counted(len(sequences), 'input')}"
+        images = "" if texts else f"max_encoder_batch_size (images at once, now {encoders.max_encoder_batch_size}) or "
+        return OutOfMemoryError(
+            f"{self.device} ran out of memory while it encoded {what}; lower max_batch_size, or from Python in"
+            f" RuntimeConfig {images}max_encoder_tokens ({'tokens' if texts else 'patches'} at once, now"
+            f" {encoders.max_encoder_tokens}).",
+            settings=("max_batch_size", "max_encoder_batch_size", "max_encoder_tokens"),
         )
-        with self.timer("encode"), memory_errors(reason):
-            yield
 
     def _passes(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
         """Yields the sequences, sorted by their features, whose cross K/V are written in one pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -30,27 +31,33 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, VlmError) and any(p in str(error) for p in PHRASES)
 
 
+def full() -> OutOfMemoryError:
+    """Returns what says so of one request among others."""
+    return OutOfMemoryError(FULL)
+
+
 class suppress_out_of_memory:
     """Goes on after its block where memory ran out in it; the error's frames, which hold tensors, are gone then.
-    `sentence` tells of it: ours where the block raised it."""
+    `error` tells of it: ours where the block raised it."""
 
-    sentence = FULL
+    def __init__(self):
+        self.error = full()
 
     def __enter__(self) -> suppress_out_of_memory:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if isinstance(error, OutOfMemoryError):
-            self.sentence = str(error)
+            self.error = copy.copy(error)  # without its frames
         return error is not None and is_out_of_memory(error)
 
 
 class memory_errors:
-    """Raises OutOfMemoryError with this sentence where memory runs out in its block, or in the function that it
-    decorates. A class: every request that is built goes through one."""
+    """Raises what `error` returns where memory runs out in its block, or in the function that it decorates. A class:
+    every request that is built goes through one."""
 
-    def __init__(self, sentence: str = FULL):
-        self._sentence = sentence
+    def __init__(self, error: Callable[[], OutOfMemoryError] = full):
+        self._error = error
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -68,4 +75,4 @@ class memory_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and is_out_of_memory(error):
-            raise OutOfMemoryError(self._sentence)
+            raise self._error()

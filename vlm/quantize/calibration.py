@@ -10,7 +10,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.progress import Progress
 from vlm.config import RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
-from vlm.errors import InputError, OutOfMemoryError
+from vlm.errors import InputError
 from vlm.executor.inputs.packing import batched_by_size
 from vlm.executor.paged.runner import PagedRunner
 from vlm.layers.linear import Linear
@@ -61,7 +61,7 @@ class Calibration:
         for done, request in enumerate(self.requests, 1):
             [completion] = self.pipeline.complete([request])
             if completion.out_of_memory:
-                raise OutOfMemoryError(self.pipeline.loop.memory_sentence)
+                raise self.pipeline.loop.memory_error()
             if progress:
                 progress(description, done, len(self.requests))
 

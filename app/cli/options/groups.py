@@ -124,7 +124,9 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         parts = ((groups[p.name].parameters() if p.name in groups else [p]) for p in own.parameters.values())
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
         flags = {p.name: flag for p in own.parameters.values() if (flag := _flag_of(p)) is not None}
-        flags |= {name: option.flag(name) for group in groups.values() for name, option in group.options.items()}
+        for group in groups.values():
+            for name, option in group.options.items():
+                flags |= dict.fromkeys((name, *option.sets), option.flag(name))
 
         def call(**values: Any) -> Any:
             renamed.flags.set(flags)

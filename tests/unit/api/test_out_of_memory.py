@@ -23,6 +23,7 @@ from vlm.errors import EngineError, InputError, OutOfMemoryError
 from vlm.executor.slots.cache import SlotCache
 from vlm.parallel.collectives import OneHost
 from vlm.processing.media.pool import MediaConfig, MediaPool
+from vlm_app.core.renamed import renamed
 
 TEXT = "translate English to German: The old ship is small."
 PROMPT = "USER: Tell me what the sign by the old road says today. ASSISTANT:"
@@ -188,6 +189,28 @@ def test_an_image_is_too_much(monkeypatch):
     assert is_empty(pipeline)
 
 
+@pytest.mark.parametrize(("model", "source", "stage", "says"), [
+    ("mini-t5", {"text": TEXT}, "encode_texts", "it encoded 1 text; lower {0}, or from Python in RuntimeConfig"
+     " max_encoder_tokens (tokens at once, now 16384)."),
+    ("mini-llava", {"pixel_values": torch.zeros(1, 3, 96, 96), "prompt": "Hi"}, "encode", "it encoded the images of 1"
+     " input; lower {0}, or from Python in RuntimeConfig max_encoder_batch_size (images at once, now 8) or"
+     " max_encoder_tokens (patches at once, now 16384)."),
+])  # fmt: skip
+def test_what_was_encoded_and_what_helps_is_told(monkeypatch, model, source, stage, says):
+    pipeline = alone(model)
+    place = pipeline.llm.executor.runner if stage == "encode_texts" else pipeline.llm.encoders.networks
+    monkeypatch.setattr(place, stage, raising(CUDA))
+    for ask in (pipeline.generate, lambda source: list(pipeline.stream(source))):
+        with pytest.raises(OutOfMemoryError) as caught:
+            ask(source)
+        assert str(caught.value) == f"cpu ran out of memory while {says.format('max_batch_size')}"
+        # at the command line, and there where the option has a name of its own
+        for flag in ("--max-batch-size", "--batch-size"):
+            sentence = renamed(str(caught.value), caught.value, {"max_batch_size": flag})
+            assert sentence == f"cpu ran out of memory while {says.format(flag)}"
+    assert is_empty(pipeline)
+
+
 class Panic(BaseException):
     """As pyo3_runtime.PanicException: no Exception."""
 
@@ -283,5 +306,6 @@ def test_a_rank_that_follows_says_why_it_ends(error):
     engine = SimpleNamespace(add=raising(InputError("it is refused on all ranks")), step=raising(error))
     with pytest.raises(
         OutOfMemoryError, match="it ran out of memory, and all the others, which wait for it, end with it"
-    ):
+    ) as caught:
         follow(engine, Hosts())
+    assert caught.value.settings == ("max_batch_size",)

@@ -111,7 +111,7 @@ def test_a_step_without_memory_loses_its_requests_alone(t5, monkeypatch):
 
         patch.setattr(t5.llm.executor, "launch", full)
         [lost] = loop.run(requests(t5, 3))
-    assert lost.out_of_memory and not lost.token_ids and loop.memory_sentence == FULL
+    assert lost.out_of_memory and not lost.token_ids and str(loop.memory_error()) == FULL
     [completion] = loop.run(requests(t5, 3))
     assert not completion.out_of_memory and is_empty(t5)
 
