@@ -74,6 +74,14 @@ class WordSplitter(Protocol):
         """Returns the text that the words and signs between blanks make."""
         ...
 
+    def settled(self, words: list[str]) -> list[str]:
+        """Returns a growing text's first words, whose joining no later one changes; the last of all may yet grow."""
+        ...
+
+    def context(self, words: list[str]) -> list[str]:
+        """Returns words, most often few, behind which others join as they do behind all of these: their last ones."""
+        ...
+
 
 @dataclass(frozen=True)
 class Dictionary:

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
+from llm_engines.families.moses import Moses
 from vlm.packaged import MODEL, packaged
 from vlm.processing.text import stream as text_stream
 from vlm.processing.text.clean_up import clean_up
 from vlm.processing.text.stream import TextStream, before_stop
 from vlm.processing.text.tokenization import Tokenizer
+from vlm.registry.tokenizer_rules import WordSplitter
 
 
 def llama_like() -> Tokenizer:
@@ -64,8 +66,8 @@ def test_characters_of_several_tokens_come_whole(text, sizes):
 def test_a_long_stream_decodes_only_its_end(monkeypatch):
     tokenizer = TOKENIZERS["mini-llava"]
     ids, decoded = tokenizer.encode("the sign says GCV3U. ") * 100, []
-    decode = tokenizer.decode
-    monkeypatch.setattr(tokenizer, "decode", lambda tokens: decoded.append(len(tokens)) or decode(tokens))
+    decode = tokenizer.decode_split
+    monkeypatch.setattr(tokenizer, "decode_split", lambda tokens: decoded.append(len(tokens)) or decode(tokens))
     stream = TextStream(tokenizer)
     text = "".join(stream.push((token,)) for token in ids)
     assert decode(ids).startswith(text) and len(text) > 1900
@@ -73,21 +75,17 @@ def test_a_long_stream_decodes_only_its_end(monkeypatch):
 
 
 class Written:
-    """A tokenizer of words as they are written, which takes out blanks before signs."""
+    """A tokenizer of words as they are written, which takes out blanks before signs, or has a splitter join them."""
 
-    cleans_up, splitter = True, None
+    def __init__(self, words: list[str], splitter: WordSplitter | None = None):
+        self._words, self.splitter, self.cleans_up = words, splitter, splitter is None
 
-    def __init__(self, words: list[str]):
-        self._words = words
-
-    def as_written(self) -> Written:
-        view = Written(self._words)
-        view.cleans_up = False
-        return view
+    def decode_split(self, token_ids: list[int]) -> str:
+        return "".join(self._words[token] for token in token_ids)
 
     def decode(self, token_ids: list[int]) -> str:
-        text = "".join(self._words[token] for token in token_ids)
-        return clean_up(text) if self.cleans_up else text
+        text = self.decode_split(token_ids)
+        return self.splitter.join(text) if self.splitter else clean_up(text)
 
 
 @settings(deadline=None, database=None, max_examples=500)
@@ -111,3 +109,39 @@ def test_a_long_text_costs_each_delta_no_more_than_a_short_one(monkeypatch):
     text = "".join(stream.push((number % 4,)) for number in range(4000))
     assert tokenizer.decode([number % 4 for number in range(4000)]).startswith(text) and len(text) > 9000
     assert max(lengths) < 30
+
+
+SIGNS = (
+    ", . ? &quot; &apos; &apos;s s &apos;&apos; `` ( ) $ l&apos; d&apos; \u201e \u201c \u201d 日 本 。 @-@ - EU: n cats"
+).split()
+
+
+@pytest.mark.parametrize("language", ["en", "fr", "de", "fi", "zh"])
+def test_pieces_of_words_that_moses_joins(language):
+    pytest.importorskip("sacremoses")
+
+    @settings(deadline=None, database=None, max_examples=100)
+    @given(
+        st.lists(st.sampled_from(SIGNS), min_size=1, max_size=40),
+        st.lists(st.integers(1, 3), max_size=40),
+        st.sampled_from([1, 4, text_stream.MOST_WORDS]),
+    )
+    def check(words, sizes, most):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(text_stream, "MOST_WORDS", most)
+            tokenizer = Written([f" {word}" for word in words], Moses("en", language))
+            assert "".join(pieces(tokenizer, [*range(len(words))], sizes)) == tokenizer.decode([*range(len(words))])
+
+    check()
+
+
+def test_a_long_text_of_joined_words_costs_each_delta_no_more_than_a_short_one(monkeypatch):
+    pytest.importorskip("sacremoses")
+    moses, lengths = Moses("de", "en"), []
+    join = moses.join
+    monkeypatch.setattr(moses, "join", lambda text: lengths.append(len(text.split())) or join(text))
+    ids, tokenizer = [*range(4000)], Written([" &quot;", " the", " cats", " &apos;s", " ,"] * 800, moses)
+    stream = TextStream(tokenizer)
+    text = "".join(stream.push((token,)) for token in ids)
+    assert max(lengths) <= text_stream.MOST_WORDS
+    assert tokenizer.decode(ids).startswith(text) and len(text) > 9000

@@ -29,14 +29,6 @@ class Detokenizer:
         other._skip_special = False
         return other
 
-    def as_written(self) -> Self:
-        """Returns this tokenizer, or one that does not clean up what it decodes."""
-        if not self.cleans_up:
-            return self
-        other = copy.copy(self)
-        other.cleans_up = False
-        return other
-
     def decode(self, token_ids: list[int]) -> str:
         """Decodes without special tokens."""
         text = self.decode_split(token_ids)
@@ -44,7 +36,8 @@ class Detokenizer:
         return clean_up(text) if self.cleans_up else text
 
     def decode_split(self, token_ids: list[int]) -> str:
-        """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""
+        """Returns the text as the model writes it: not cleaned up, its words and signs between blanks where a family
+        joins them."""
         leaves_out_all = self._skip_special and not self._shown
         if self._skip_special and self._shown:
             token_ids = [i for i in token_ids if i not in self._left_out]

@@ -6,6 +6,7 @@ from vlm.processing.text.clean_up import clean_up, settled
 from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.tokenizer_rules import WordSplitter
 
+MOST_WORDS = 64  # that are joined again with each new one
 MARGIN = 8  # characters at a text's beginning that depend on what came before
 
 
@@ -59,10 +60,11 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, keep_stop: bool = False):
         self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
-        self._as_written = tokenizer.as_written()
         self._ids: list[int] = []
         self._begin = self._end = 0  # tokens whose decoding goes on, and of those the ones in the text
-        self._joined_text = ""  # of words that a splitter joins
+        self._words: list[str] = []  # that a splitter joins: those that came last, behind what stands for the others
+        self._last_word = ""  # which may yet grow
+        self._joined_text = ""  # of those words
         self._unsettled = ""  # text in which blanks may yet be taken out
         self._unsent = ""  # text that may yet be a stop string
         self._num_sent = 0  # characters
@@ -80,18 +82,21 @@ class TextStream:
         return piece
 
     def _grown(self) -> str:
-        """Returns what comes to the text. Only its end is decoded, with what the last visible tokens were: a space may
-        depend on them."""
-        if self._tokenizer.splitter:
-            return self._joined(self._tokenizer.splitter)
-        before = self._as_written.decode(self._ids[self._begin : self._end])
-        after = self._as_written.decode(self._ids[self._begin :])
+        """Returns what comes to the text."""
+        text, splitter = self._written(), self._tokenizer.splitter
+        text = self._joined(text, splitter) if splitter else text
+        return self._cleaned_up(text) if self._tokenizer.cleans_up else text
+
+    def _written(self) -> str:
+        """Returns what the model has written since. Only the end is decoded, with what the last visible tokens were: a
+        space may depend on them."""
+        before = self._tokenizer.decode_split(self._ids[self._begin : self._end])
+        after = self._tokenizer.decode_split(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
         if len(after) <= len(before) or after.endswith("\ufffd"):
             return ""
         self._begin, self._end = self._end, len(self._ids)
-        written = after[len(before) :]
-        return self._cleaned_up(written) if self._tokenizer.cleans_up else written
+        return after[len(before) :]
 
     def _cleaned_up(self, written: str) -> str:
         """Returns what is settled with the text that comes: no pattern reaches from it into the rest."""
@@ -100,12 +105,23 @@ class TextStream:
         self._unsettled = self._unsettled[len(text) :]
         return clean_up(text)
 
-    def _joined(self, splitter: WordSplitter) -> str:
-        """Returns what comes to the text. How a word joins it depends on those before and on the next: the last two
-        wait."""
-        words, before = self._tokenizer.decode_split(self._ids).split(), self._joined_text
-        text = splitter.join(" ".join(words[:-2]))
+    def _joined(self, written: str, splitter: WordSplitter) -> str:
+        """Returns what comes to the text. How a word joins it depends on those before and on the next ones."""
+        whole, self._last_word = _words(self._last_word + written)
+        self._words += whole
+        settled, before = splitter.settled([*self._words, *self._last_word.split()]), self._joined_text
+        text = splitter.join(" ".join(settled))
         if not text.startswith(before):
             return ""
         self._joined_text = text
+        if len(settled) >= MOST_WORDS:
+            start = splitter.context(settled)
+            self._words[: len(settled)] = start
+            self._joined_text = splitter.join(" ".join(start))
         return text[len(before) :]
+
+
+def _words(text: str) -> tuple[list[str], str]:
+    """Returns a text's words that have ended, and its last one, if it has not."""
+    words = text.split()
+    return (words[:-1], words[-1]) if words and not text[-1].isspace() else (words, "")
