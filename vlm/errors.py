@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 NAME_A_PLACE = "name a file or a folder (. is this one)"  # in place of an empty path
 MOST_LISTED = 500  # characters of what a list names: of a path, a layer, a reason
@@ -29,6 +30,10 @@ class VlmError(Exception):
         self.settings = settings
         if kind:
             self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Has copies, such as another process gets, say the same: to make one anew would word it again."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InputError(VlmError):

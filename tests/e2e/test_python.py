@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -161,7 +162,21 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
     ("call", "kind", "reason"),
     [
         (lambda m: m.generate(), InputError, "no input"),
-        (lambda m: m.generate(PAGE, images=[PAGE]), InputError, "twice"),
+        (lambda m: m.generate(PAGE, images=[PAGE]), InputError, "twice: by position and as images; name all that it"),
+        (lambda m: m.generate(PAGE, on_error="yield"), InputError, r"on_error is of as_completed\(\), which goes on"),
+        (lambda m: m.generate([PAGE], on_error="yield"), InputError, "on_error is of as_completed"),
+        (
+            lambda m: m.generate({}),
+            InputError,
+            r"needs a text \(text, encoder_input_ids\), an image \(images, pixel_va",
+        ),
+        (
+            lambda m: m.generate("data:image/png;base64," + "iVBO" * 999),
+            InputError,
+            "^data:image.{90}… is no path; give",
+        ),
+        (lambda m: m.generate("a" * 5000), InputError, "^a{500}… cannot be read"),
+        (lambda m: pickle.dumps(m), InputError, r"a loaded model stays in its process; load it in each, with vlm.load"),
         (lambda m: m.generate(images=[PAGE, PAGE]), InputError, "one image a request"),
         (lambda m: m.generate([PAGE], prompt="x"), InputError, "inside each input"),
         (lambda m: m.generate(PAGE, tempratur=1), InputError, "tempratur is no option"),

@@ -51,8 +51,9 @@ class AsyncPipeline:
         self.engine = AsyncEngine(pipeline.llm, step_seconds=step_seconds, **listeners)
 
     def start(self) -> None:
-        """Starts the engine within the event loop that will use it."""
+        """Starts the engine within the event loop that will use it; its pipeline takes no other calls from now on."""
         self.engine.start()
+        self.pipeline.loop.is_lent = self.engine.is_running
 
     async def close(self) -> None:
         try:

@@ -23,12 +23,16 @@ def single_input(source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, A
     and for two."""
     fields, settings = _split(options)
     if source is not None and fields:
-        raise InputError(f"an input was given twice: by position and as {listed(fields)}.")
+        raise InputError(
+            f"an input was given twice: by position and as {listed(fields)}; name all that it has, as text= or images=."
+        )
     if source is None and not fields:
         raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
     return (fields if source is None else source), settings
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if "on_error" in options:
+        raise InputError("on_error is of as_completed(), which goes on behind an error; leave it out.")
     fields = {name: value for name, value in options.items() if name in FIELDS and value is not None}
     return fields, {name: value for name, value in options.items() if name not in FIELDS}

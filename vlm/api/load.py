@@ -13,7 +13,7 @@ from vlm.backends.devices import first_device
 from vlm.backends.installed import backend_of
 from vlm.build.store import resolve
 from vlm.config import RuntimeConfig
-from vlm.errors import InputError
+from vlm.errors import InputError, shown
 
 
 def load(
@@ -49,7 +49,9 @@ def load(
     """
     if not isinstance(lora, Mapping | None):
         raise InputError(f"lora is {lora!r}; give folders by the names that requests have for them: {{NAME: FOLDER}}.")
-    if bad := [name for name in lora or () if "=" in name]:
+    if not isinstance(runtime, RuntimeConfig | None):
+        raise InputError(f"runtime is {shown(runtime)}; give a vlm.RuntimeConfig.")
+    if bad := [name for name in lora or () if "=" in str(name)]:
         raise InputError(f"an adapter is called {bad[0]!r}; give it a name without =.")
     named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())
     tables = None if prompt_table is None else str(prompt_table)

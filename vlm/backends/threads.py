@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock, Thread, get_ident
+
+from vlm.errors import VlmWarning
 
 CGROUP = Path("/sys/fs/cgroup")
 # products of a pass up to which several threads lose more by waiting for each other than they gain
@@ -18,6 +21,7 @@ WAITING = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 WAITING_BY_USER = ("OMP_WAIT_POLICY", *WAITING)
 
 _taking_one = Lock()
+_processes: set[int] = set()  # that have set their threads: this one, and the one that it was forked from
 _small_passes: dict[int, int] = {}  # thread -> torch's number of threads once its small pass has ended
 
 
@@ -37,12 +41,26 @@ def set_environment() -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Gives torch `threads`. None: as many as it has (OMP_NUM_THREADS), but no more than there are usable cores."""
+    """Gives torch `threads`. None: as many as it has (OMP_NUM_THREADS), but no more than there are usable cores. One in
+    a process that was forked from one which has called this: it would wait for OpenMP's other threads for ever."""
     import torch
 
+    if _is_forked():
+        threads = 1
+        warnings.warn(
+            "this process was forked from one that has a model, whose threads are not in it, so that it computes with"
+            ' one; start processes by multiprocessing.get_context("spawn").',
+            VlmWarning,
+            stacklevel=2,
+        )
     if threads is None:
         threads = num_threads() if "OMP_NUM_THREADS" in os.environ else min(num_threads(), usable_cpus())
     torch.set_num_threads(threads)
+
+
+def _is_forked() -> bool:
+    _processes.add(os.getpid())
+    return len(_processes) > 1
 
 
 def num_threads() -> int:

@@ -133,7 +133,10 @@ class Admission:
         if image is not None:
             return image.rows
         if (rows := output if ids is None else ids) is None:
-            raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
+            raise InputError(
+                "a request to this model needs a text (text, encoder_input_ids), an image (images, pixel_values) or"
+                " encoder_output."
+            )
         if output is not None and (output.ndim != 2 or not len(output) or output.shape[1] != self.config.encoder_size):
             raise InputError(
                 f"encoder_output has shape {list(output.shape)}; this model takes rows of {self.config.encoder_size}"

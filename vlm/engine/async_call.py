@@ -30,10 +30,15 @@ class AsyncCall:
     results: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     def take(self, result: Any) -> None:
-        """Takes what has come for it over, within the event loop, and wakes who waits for that."""
+        """Takes what has come for it over, within the event loop, and wakes who waits for that: with what `on_update`
+        raises, too, which is no other call's."""
         if self.requests and not isinstance(result, Exception):
             index, update = result
-            self.on_update(index, update)
+            try:
+                self.on_update(index, update)
+            except Exception as error:
+                self.results.put_nowait(error)
+                return
             if self.final_only:
                 if not update.finished:
                     return

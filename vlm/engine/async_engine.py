@@ -58,6 +58,10 @@ class AsyncEngine:
         self._thread.start()
         self._watching = asyncio.create_task(self._break_when_it_hangs())
 
+    def is_running(self) -> bool:
+        """Says whether its thread has the engine."""
+        return self._thread.is_alive()
+
     async def stop(self) -> None:
         """Ends what still runs, with an EngineError for who waits for it; the pool is full afterwards. A thread that
         hangs is left behind."""
@@ -108,6 +112,10 @@ class AsyncEngine:
                     raise EngineError("the engine was not started; call start() first, within the event loop.")
                 if self._closed:
                     raise EngineError("the engine has stopped; load the model again.")
+                if self._event_loop is not asyncio.get_running_loop():
+                    raise EngineError(
+                        "the engine serves the event loop in which start() was called; ask it in that one."
+                    )
                 self._commands.put(command)
             yield
         finally:

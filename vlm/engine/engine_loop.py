@@ -30,6 +30,7 @@ class EngineLoop:
         """`on_end` is called with what each request has come to, an aborted one's too; `on_step` with every step's
         sequences and duration."""
         self.engine, self._on_end, self._on_step = engine, on_end, on_step
+        self.is_lent: Callable[[], bool] = lambda: False  # does another loop have the engine meanwhile?
         self._memory_error = full()
         self._lost: list[TokenUpdate] = []  # of requests that memory ran out for ahead of a step
         self._open: set[int] = set()  # requests that have not ended
@@ -47,7 +48,7 @@ class EngineLoop:
 
     def add(self, requests: Iterable[Request]) -> list[int]:
         """Queues requests, all or none; their ids name them in `step`'s updates. Raises LimitError and InputError for
-        what the engine cannot hold, and where another thread is using it."""
+        what the engine cannot hold, and where another thread is using it, or has it (`is_lent`)."""
         with self._one_thread():
             ids = self.engine.add(list(requests))
         self._open.update(ids)
@@ -127,7 +128,7 @@ class EngineLoop:
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
-        if not self._in_use.acquire(blocking=False):
+        if self.is_lent() or not self._in_use.acquire(blocking=False):
             raise InputError(
                 "another thread is using this pipeline, which is for one at a time; let the threads take turns, give"
                 " generate() a list of inputs, or ask an AsyncPipeline."

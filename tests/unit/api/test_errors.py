@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import pickle
 
 import pytest
 
-from vlm.errors import built_for, counted, counted_given, meant
+from vlm.errors import AdapterNotFoundError, LimitError, built_for, counted, counted_given, meant
+
+
+@pytest.mark.parametrize("error", [AdapterNotFoundError("it is gone"), LimitError("no", "less", settings=("lora",))])
+def test_an_error_that_another_process_gets_says_the_same(error):
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is type(error) and str(other) == str(error) and vars(other) == vars(error)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 import vlm
 from tests import tiny
+from tests.checkout import ROOT
 from vlm.api import load, pipeline
 from vlm.api.model import loaded_model
 from vlm.artifacts.native.checkpoint import Checkpoint
@@ -45,6 +48,9 @@ def test_arguments_override_the_runtime_and_leave_the_rest(loaded):
     assert loaded(device="cpu", max_batch_size=3)[1] == RuntimeConfig(device="cpu", max_batch_size=3)
     with pytest.raises(InputError, match="device is 'tpu'"):
         loaded(runtime=runtime, device="tpu")
+    with pytest.raises(InputError, match=r"^runtime is {'device': 'cpu'}; give a vlm.RuntimeConfig\.$"):
+        loaded(runtime={"device": "cpu"})
+    assert loaded(device="cpu", lora={1: "folder"})[1].lora == ("1=folder",)
 
 
 def test_the_batch_of_the_runtime_is_built_for(loaded, checkpoint, tmp_path):
@@ -94,6 +100,39 @@ def test_a_closed_pipeline_takes_no_more(engine):
     for call in calls:
         with pytest.raises(InputError, match=r"this pipeline is closed; load the model again, with vlm\.load\(\)"):
             call()
+
+
+def test_a_block_closes_a_pipeline(engine):
+    with vlm.load(engine, device="cpu") as model, pytest.raises(ZeroDivisionError), model:
+        raise ZeroDivisionError
+    with pytest.raises(InputError, match="is closed"):
+        model.generate({"encoder_input_ids": [5, 6, 1]})
+
+
+FORKING = """
+import os, sys, vlm
+model = vlm.load(sys.argv[1], device="cpu", runtime=vlm.RuntimeConfig(threads=2))
+one = {"encoder_input_ids": [5, 6, 1] * 100}
+print(model.generate(one, max_new_tokens=3).token_ids, flush=True)
+if not os.fork():
+    try:
+        model.generate(one)
+    except vlm.InputError as error:
+        print(error)
+    print(vlm.load(sys.argv[1], device="cpu").generate(one, max_new_tokens=3).token_ids, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_forked_process_loads_a_model_of_its_own(engine):
+    """It waited for threads that were not there."""
+    line = [sys.executable, "-c", FORKING, str(engine)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    tokens, refusal, again = done.stdout.splitlines()
+    assert refusal == "this model was loaded in another process; load it in each, with vlm.load()."
+    assert tokens == again and "it computes with one" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["threads", "max_batch_size", "max_kv_blocks"])

@@ -15,7 +15,7 @@ from tests.server_kit import is_empty, until
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.engine.async_call import AsyncCall
 from vlm.engine.fair_lock import FairLock
-from vlm.errors import EngineError, LimitError
+from vlm.errors import EngineError, InputError, LimitError
 from vlm.processing.media.pool import MediaConfig, MediaPool
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
@@ -160,6 +160,52 @@ def test_an_engine_is_started_once_before_it_is_asked(t5):
         return output.text
 
     assert asyncio.run(ask()) == t5.generate(text=TEXT).text
+
+
+def test_who_asks_in_another_loop_is_told_so(t5):
+    """Its answers would go to the one that has closed: it waited for ever."""
+    model = AsyncPipeline(t5, MediaPool(MediaConfig()))
+
+    async def ask(first: bool):
+        request = await model.request({"text": TEXT}, [])
+        if first:
+            model.start()
+            return await model.generate(request)
+        with pytest.raises(EngineError, match=r"the event loop in which start\(\) was called; ask it in that one"):
+            await model.generate(request)
+        await model.engine.stop()
+
+    [output] = asyncio.run(ask(first=True))
+    asyncio.run(ask(first=False))
+    assert output.text == t5.generate(text=TEXT).text
+
+
+def test_a_pipeline_that_serves_is_not_called_besides(t5):
+    """Each would take updates of the other's requests: both got texts with pieces left out."""
+
+    async def ask():
+        async with running(t5) as model:
+            for call in (lambda: t5.generate(text=TEXT), lambda: next(t5.stream(text=TEXT))):
+                with pytest.raises(InputError, match=r"another thread is using this pipeline.* ask an Async"):
+                    call()
+            return await model.generate(await model.request({"text": TEXT}, []))
+
+    assert asyncio.run(ask())[0].text == t5.generate(text=TEXT).text
+
+
+def test_what_a_listener_raises_is_its_callers_alone(t5):
+    def fail(index, update):
+        raise ZeroDivisionError
+
+    async def ask():
+        async with running(t5) as model:
+            request = await model.request({"text": TEXT}, [])
+            waiting = asyncio.create_task(model.generate(request))
+            with pytest.raises(ZeroDivisionError):
+                [delta async for delta in model.stream(request, on_update=fail)]
+            return await waiting
+
+    assert asyncio.run(ask())[0].text == t5.generate(text=TEXT).text
 
 
 def test_a_stopped_engine_tells_who_waits_and_who_comes(t5):

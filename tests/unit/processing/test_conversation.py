@@ -69,6 +69,10 @@ def test_more_than_a_model_reads_is_refused_before_it_is_read():
         ([{"role": "user"}], "message 1 needs a role"),
         ([{"role": "user", "content": [{"type": "audio"}]}], "message 1 holds a part of type 'audio'"),
         ([{"role": "user", "content": ["a"]}], "message 1 holds a part of type None"),
+        (
+            [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}],
+            "message 1 holds an image's url; give its pa",
+        ),
     ],
 )
 def test_malformed_conversations(messages, words):

@@ -108,6 +108,13 @@ def test_ids_that_are_no_list_of_numbers(builder, ids):
         builder.read({"input_ids": ids})
 
 
+@pytest.mark.parametrize(("source", "said"), [(5, "int."), ({"a"}, "set, give several texts as a list.")])
+def test_what_is_no_text(builder, source, said):
+    with pytest.raises(InputError) as caught:
+        builder.read(source)
+    assert str(caught.value) == f"t5 takes text; got {said}"
+
+
 @pytest.mark.parametrize("field", ["prompt", "suffix"])
 def test_words_that_are_no_text(builder, chat, field):
     for each, source in ((builder, {"text": "a"}), (chat, {"prompt": "a"})):

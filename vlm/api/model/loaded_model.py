@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from vlm.api.ahead.pooled import THREADS
 from vlm.api.capabilities import Capabilities
@@ -29,6 +29,8 @@ from vlm.processing.processor import Processor, ProcessorFiles
 if TYPE_CHECKING:
     from vlm.api.model.rank_processes import RankProcesses
     from vlm.executor.collective_time import CollectiveTime
+
+IN_EACH = "load it in each, with vlm.load()."
 
 
 class LoadedModel:
@@ -57,7 +59,16 @@ class LoadedModel:
         self.image_processor = self.processor.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
-        self._is_closed = False
+        self._is_closed, self._process = False, os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(f"a loaded model stays in its process; {IN_EACH}")
 
     @property
     def compile_seconds(self) -> float:
@@ -93,9 +104,11 @@ class LoadedModel:
         self._opened.close()
 
     def _check_open(self) -> None:
-        """Raises InputError once it is closed."""
+        """Raises InputError once it is closed, and in a process that was forked: its threads are not there."""
         if self._is_closed:
             raise InputError("this pipeline is closed; load the model again, with vlm.load().")
+        if self._process != os.getpid():
+            raise InputError(f"this model was loaded in another process; {IN_EACH}")
 
     def _ranks(self, runtime: RuntimeConfig, ranks: Ranks | None, opened: ExitStack) -> tuple[Ranks, RuntimeConfig]:
         """Returns the ranks that run the engine, of which this is the first, and the runtime of this one. Starts the

@@ -147,6 +147,8 @@ def _part(number: int, part: Any) -> str | ImagePart:
         return part["text"]
     if kind != "image":
         raise InputError(f"message {number} holds a part of type {kind!r}; allowed are text and image.")
+    if named := [name for name in ("url", "base64") if name in part]:
+        raise InputError(f"message {number} holds an image's {named[0]}; give its path, bytes or picture as `image`.")
     return ImagePart(part.get("image", part.get("path")))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlm.artifacts.prompt_tables import TunedPrompt
@@ -54,7 +54,8 @@ def _bare_input(source: Any, context: InputContext) -> InputFields:
     if family.takes_images and not (in_words and isinstance(source, str)):
         return InputFields(images=[source])
     if not isinstance(source, str):
-        raise InputError(f"{family.name} takes text; got {type(source).__name__}.")
+        several = ", give several texts as a list" if isinstance(source, Iterable) else ""
+        raise InputError(f"{family.name} takes text; got {type(source).__name__}{several}.")
     return InputFields(prompt=source) if in_words else InputFields(text=source)
 
 

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from vlm.artifacts.files import open_regular
-from vlm.errors import ImageError
+from vlm.errors import MOST_LISTED, ImageError, cut
 from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
 from vlm.processing.media.image_tags import check_header, upright
 
@@ -124,8 +124,11 @@ def check_opens(path: str | Path) -> None:
 
 
 def _file(path: str | Path, name: str) -> BinaryIO:
+    name = cut(name, MOST_LISTED)
     if not name:
         raise ImageError("the image's name is empty; give the path of an image file.", "missing")
+    if name.startswith("data:"):
+        raise ImageError(f"{cut(name)} is no path; give that of an image file, or from Python its bytes.", "missing")
     try:
         return open_regular(path)
     except FileNotFoundError:
