@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from vlm.errors import InputError, counted, listed
+from vlm.errors import InputError, VlmWarning, counted, listed, shown
 from vlm.options import option
 from vlm.requests.sampling_values import read_ids
 from vlm_app.cli.display.progress import Progress
@@ -102,13 +104,17 @@ def items_of(
     """Returns the texts of arguments, or of files, whose lines of JSON `of_json` reads. Raises InputError, before a
     model is loaded, unless one of both is given, for a file that is not there, and for an output that cannot be
     written."""
-    from vlm_app.text.sources import from_arguments, from_file, text_of
+    from vlm_app.text.sources import STDIN, from_arguments, from_file, text_of
 
     if bool(texts) == bool(files.file):
         raise InputError('give texts or files: "A text.", - for stdin, or --file FILE.')
     for file in files.file:
         _check_readable(file)
-    check_output("--out", files.out, files.file)
+    check_output("--out", files.out, files.file, reads_stdin=STDIN in (texts or ()))
+    for name in filter(os.path.isfile, texts or ()):
+        warnings.warn(
+            f"{shown(name)} is taken as a text; --file reads the file of that name.", VlmWarning, stacklevel=2
+        )
     if files.file:
         return chain.from_iterable(from_file(file, whole, of_json or text_of) for file in files.file)
     return from_arguments(texts or (), whole)
@@ -130,7 +136,8 @@ def _check_readable(file: Path) -> None:
     from vlm_app.text.sources import check_ends
 
     if file.is_dir() or not file.exists():
-        raise InputError(f"--file {file} {'is a folder' if file.is_dir() else 'does not exist'}; give a text file.")
+        remedy = "; give - in place of texts for stdin" if str(file) == "-" else "; give a text file"
+        raise InputError(f"--file {file} {'is a folder' if file.is_dir() else 'does not exist'}{remedy}.")
     if not os.access(file, os.R_OK):
         raise InputError(f"--file {file} cannot be read: permission denied.")
     try:
@@ -139,13 +146,22 @@ def _check_readable(file: Path) -> None:
         raise InputError(f"--file {file} cannot be read: {error.strerror}.") from None
 
 
-def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> None:
+def check_output(option: str, out: Path | None, inputs: Sequence[Path] = (), *, reads_stdin: bool = False) -> None:
     """Raises InputError for a file that cannot be written or that is read; leaves nothing behind."""
     if out is None:
         return
-    if out.exists() and any(file.exists() and out.samefile(file) for file in inputs):
+    is_read = any(file.exists() and out.samefile(file) for file in inputs) if out.exists() else False
+    if is_read or (reads_stdin and _is_stdin(out)):
         raise InputError(f"{option} {out} is the file that is read; give another one.")
     check_opens(out, option)
+
+
+def _is_stdin(file: Path) -> bool:
+    """Says whether stdin is this file, of which a shell has opened one end: to open it anew would empty it."""
+    with contextlib.suppress(OSError, ValueError):  # it has none, or there is no such file
+        status = os.fstat(sys.stdin.fileno())
+        return stat.S_ISREG(status.st_mode) and os.path.samestat(status, file.stat())
+    return False
 
 
 def streams(texts: list[str] | None, out: Path | None, as_json: bool, sampling: Mapping[str, Any] = ONE) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from vlm.api.pipeline import Output
 from vlm.errors import InputError, VlmWarning
 from vlm.registry.tokenizer_rules import Languages
 from vlm_app.cli.options import texts as text_options
-from vlm_app.cli.options.texts import load_text_model
+from vlm_app.cli.options.texts import TextFiles, load_text_model
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text import scores
 from vlm_app.text.evaluation import Run, agreement
@@ -186,7 +187,7 @@ def test_a_lone_text_on_a_terminal_is_streamed(monkeypatch):
         assert out.getvalue() == written and len(report.failures) == failures and report.texts == 1
 
 
-def test_an_output_path_is_tried_and_left_alone(tmp_path):
+def test_an_output_path_is_tried_and_left_alone(tmp_path, monkeypatch):
     source, new = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("kept")
     text_options.check_output("--out", new, [source])
@@ -196,7 +197,23 @@ def test_an_output_path_is_tried_and_left_alone(tmp_path):
         text_options.check_output("--out", tmp_path / "." / "in.txt", [source])
     with pytest.raises(InputError, match="directory"):
         text_options.check_output("--out", tmp_path)
+    with source.open() as stdin:  # as a shell opens it: translate - -o in.txt < in.txt
+        monkeypatch.setattr("sys.stdin", stdin)
+        text_options.check_output("--out", source)
+        text_options.check_output("--out", new, reads_stdin=True)
+        with pytest.raises(InputError, match="is the file that is read"):
+            text_options.items_of(["-"], TextFiles(out=source))
     assert source.read_text() == "kept"
+
+
+def test_a_text_that_is_the_name_of_a_file_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("a")
+    with pytest.warns(VlmWarning, match=r"^'notes\.txt' is taken as a text; --file reads the file of that name\.$"):
+        [item] = text_options.items_of(["notes.txt"], TextFiles())
+    assert item.text == "notes.txt"
+    with pytest.raises(InputError, match=r"^--file - does not exist; give - in place of texts for stdin\.$"):
+        text_options.items_of([], TextFiles((Path("-"),)))
 
 
 # --- tasks ---
