@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm.errors import EngineError
+from vlm.errors import EngineError, VlmError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what writing alone can meet
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -20,8 +23,11 @@ def cache_errors(root: Path) -> Iterator[None]:
     """Raises EngineError where what is done there fails for the disk's reasons."""
     try:
         yield
-    except OSError as error:
+    except (OSError, VlmError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(reason, OSError) or (reason is not error and reason.errno not in NO_ROOM):
+            raise
         raise EngineError(
-            f"the cache {root} cannot be written: {error.strerror or error}; set VLM_CACHE to a writable folder with"
+            f"the cache {root} cannot be written: {reason.strerror or reason}; set VLM_CACHE to a writable folder with"
             " room for the model."
         ) from error

@@ -120,7 +120,9 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
     except OSError as reason:
         shutil.rmtree(draft, ignore_errors=True)
         _remove_empty(new_parents)
-        raise error(f"the {what} {out} cannot be written: {reason.strerror or reason}.") from reason
+        raise error(
+            f"the {what} {out} cannot be written: {reason.strerror or reason}; choose another place or make room there."
+        ) from reason
     except BaseException:  # an interrupt too leaves nothing behind
         shutil.rmtree(draft, ignore_errors=True)
         _remove_empty(new_parents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import multiprocessing
@@ -215,6 +216,15 @@ def test_cache_that_cannot_be_written(hf, tmp_path):
     (tmp_path / "blocked").write_text("a file")
     with pytest.raises(EngineError, match=r"the cache .*blocked cannot be written: .*; set VLM_CACHE"):
         resolve(hf, cache_dir=tmp_path / "blocked")
+
+
+def test_a_cache_without_room(hf, tmp_path, monkeypatch):
+    def write(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vlm.artifacts.weights.write_tensors", write)
+    with pytest.raises(EngineError, match=r"the cache .*small cannot be written: No space .*; set VLM_CACHE to"):
+        resolve(hf, cache_dir=tmp_path / "small")
 
 
 def _resolve_toy(hf, together, results):

@@ -205,7 +205,9 @@ def scratch_beside(out: Path, what: str = WHAT, error: type[VlmError] = Checkpoi
     try:
         scratch = tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=parent)
     except OSError as reason:
-        raise error(f"the {what} {out} cannot be written: {reason.strerror}.") from None
+        raise error(
+            f"the {what} {out} cannot be written: {reason.strerror}; choose another place or make room there."
+        ) from None
     with scratch as folder:
         yield Path(folder)
 
