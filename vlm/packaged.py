@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vlm.errors import NAME_A_PLACE, InputError
+from vlm.errors import NAME_A_PLACE, InputError, shown
 
 ASSETS = Path(__file__).parent / "assets"
 MODEL, ADAPTER = "config.json", "adapter_config.json"  # the files that say which one a folder holds
@@ -33,8 +33,10 @@ def user_path(name: str | Path) -> Path:
 
 
 def named_path(path: str | Path, setting: str) -> Path:
-    """Returns a path that a caller gave as a setting. Raises InputError for an empty one: pathlib takes it for the
-    folder that the program runs in."""
+    """Returns a path that a caller gave as a setting. Raises InputError for what is none, and for an empty one: pathlib
+    takes it for the folder that the program runs in."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{setting} is {shown(path)}; {NAME_A_PLACE}.", settings=(setting,))
     if path == "":
         raise InputError(f"{setting} is empty; {NAME_A_PLACE}.", settings=(setting,))
     return Path(path)

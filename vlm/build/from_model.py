@@ -23,7 +23,7 @@ from vlm.convert.adapters.merging import merge_adapter
 from vlm.convert.adapters.peft import read_settings
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
-from vlm.errors import CheckpointError, EngineError, InputError, listed
+from vlm.errors import CheckpointError, EngineError, InputError, listed, shown
 from vlm.packaged import adapter_folder, named_path
 from vlm.registry.catalogs import converter_of
 
@@ -150,6 +150,8 @@ def build_model(
     the same time. Raises a VlmError with one sentence.
     """
     config, out = config or BuildConfig(), named_path(out, "out")
+    if not isinstance(config, BuildConfig):
+        raise InputError(f"config is {shown(config)}; give a vlm.BuildConfig.")
     check_backend(config)
     source = locate(model, progress=progress)
     if source.kind == "engine":

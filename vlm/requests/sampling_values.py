@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from vlm.errors import InputError
@@ -70,7 +71,10 @@ def to_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     is neither."""
     pairs = value.items() if isinstance(value, dict) else value or ()
     try:
-        return tuple((int(token), float(bias)) for token, bias in pairs)
+        found = tuple((int(token), float(bias)) for token, bias in pairs)
+        if not all(isfinite(bias) for _, bias in found):
+            raise ValueError
+        return found
     except (TypeError, ValueError):
         raise InputError("logit_bias must map token ids to what is added to their logits, say {13: -100}.") from None
 

@@ -12,7 +12,7 @@ from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
-from vlm.errors import CheckpointError, ConfigError, EngineError
+from vlm.errors import CheckpointError, ConfigError, EngineError, InputError
 
 
 @pytest.fixture(autouse=True)
@@ -241,3 +241,11 @@ def test_the_checkpoint_of_an_engine_lies_beside_it(source, tmp_path, monkeypatc
 def test_an_engine_beside_which_nothing_can_be_written(tmp_path):
     with pytest.raises(EngineError, match=r"the engine directory /proc/none/toy cannot be written: "):
         from_model.build_model(write_hf(tmp_path / "toy-hf"), "/proc/none/toy")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ((None,), "out is None; name a file or a folder"), (("toy", {"dtype": "x"}), "config is {'dtype': 'x'}; give"),
+])  # fmt: skip
+def test_arguments_of_another_type(tmp_path, arguments, says):
+    with pytest.raises(InputError, match=f"^{says}"):
+        from_model.build_model(tmp_path, *arguments)
