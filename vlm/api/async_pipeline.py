@@ -14,6 +14,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.async_call import OnUpdate, ignore
 from vlm.engine.async_engine import AsyncEngine
 from vlm.engine.step_watch import STEP_SECONDS
+from vlm.errors import InputError
 from vlm.processing.media.pool import MediaConfig, MediaPool
 from vlm.processing.media.reading import ImageFile, WarmUp, pixels
 from vlm.processing.text.stream import TextStream
@@ -51,9 +52,13 @@ class AsyncPipeline:
         self.engine = AsyncEngine(pipeline.llm, step_seconds=step_seconds, **listeners)
 
     def start(self) -> None:
-        """Starts the engine within the event loop that will use it; its pipeline takes no other calls from now on."""
+        """Starts the engine within the event loop that will use it; its pipeline takes no other calls from now on.
+        Raises InputError where another one has it."""
+        loop = self.pipeline.loop
+        if loop.is_lent() and loop.is_lent != self.engine.is_running:
+            raise InputError("another AsyncPipeline has this pipeline; ask that one, or load the model again.")
         self.engine.start()
-        self.pipeline.loop.is_lent = self.engine.is_running
+        loop.is_lent = self.engine.is_running
 
     async def close(self) -> None:
         try:

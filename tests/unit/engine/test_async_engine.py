@@ -188,6 +188,8 @@ def test_a_pipeline_that_serves_is_not_called_besides(t5):
             for call in (lambda: t5.generate(text=TEXT), lambda: next(t5.stream(text=TEXT))):
                 with pytest.raises(InputError, match=r"another thread is using this pipeline.* ask an Async"):
                     call()
+            with pytest.raises(InputError, match="another AsyncPipeline has this pipeline; ask that one, or load"):
+                AsyncPipeline(t5, model.media).start()
             return await model.generate(await model.request({"text": TEXT}, []))
 
     assert asyncio.run(ask())[0].text == t5.generate(text=TEXT).text
