@@ -139,6 +139,9 @@ def test_what_is_no_image_is_refused_in_one_sentence(tmp_path):
         load_image(Image.new("RGB", (0, 9)))
     with pytest.raises(ImageError, match="of type int"):
         load_image(3)
+    (closed := io.BytesIO(png(9, 9))).close()
+    with pytest.raises(ImageError, match=r"damaged or truncated image .*closed file"):
+        load_image(closed)
     with pytest.raises(ImageError, match="folder"):
         load_image(tmp_path)
     with pytest.raises(ImageError, match="limit is 100"):

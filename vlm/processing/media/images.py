@@ -100,10 +100,10 @@ def damage(name: str) -> Iterator[None]:
 def open_image(source: str | Path | bytes | BinaryIO, name: str, *, checked: bool = False) -> Iterator[Image.Image]:
     """Gives the image of a file, of which no more than the header was read. `checked`: its header was, before."""
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
         with warnings.catch_warnings(), damage(name):
             # our own limit decides on size, and damage is an error
             warnings.simplefilter("ignore")
+            file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
             image = _identified(file, name, checked=checked)
         yield stack.enter_context(image)
 
