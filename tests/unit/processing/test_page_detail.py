@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from tests import media_kit as kit
 from visual_engines.images.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import ImageError
-from vlm.processing.media import pdf_document
+from vlm.processing.media import pdf_document, pdf_streams
 from vlm.processing.media.documents import DocumentPage, open_document
 from vlm.processing.media.image_processor import ImageProcessor
 from vlm.processing.media.pdf_document import PdfDocument
-from vlm.processing.media.pdf_streams import COMPARED, PIECE, AlteredImages, streams
+from vlm.processing.media.pdf_streams import COMPARED, PIECE, AlteredImages, texts
 from vlm.processing.media.pool import MediaConfig
 from vlm.processing.media.reading import read_pixels
 from vlm.processing.media.sized_images import OVERSAMPLING
@@ -214,8 +215,12 @@ def test_what_is_more_than_a_scan_is_drawn(tmp_path, monkeypatch, kind):
     assert scales and picture.width < 1100
 
 
+TURNED_ROUND = b"<</FunctionType 2/Domain[0 1]/C0[1]/C1[0]/N 1>>"
+
+
 def jpeg_page(entries: bytes, mark: bytes) -> bytes:
-    """Returns a PDF of a page that a JPEG with these entries and this mark fills. Object 6 is a mask, 7 a layer."""
+    """Returns a PDF of a page that a JPEG with these entries and this mark, or state, fills. Object 6 is a mask, 7 a
+    layer, 8 has settings of the JPEG's decoder, 9 its levels."""
     data = io.BytesIO()
     Image.linear_gradient("L").resize((400, 400)).convert("RGB").save(data, "JPEG")
     kind = b"/Type/XObject/Subtype/Image/BitsPerComponent 8"
@@ -224,9 +229,14 @@ def jpeg_page(entries: bytes, mark: bytes) -> bytes:
         kit.stream(data.getvalue(), image),
         kit.stream(b"\0\xff", kind + b"/Width 2/Height 1/ColorSpace/DeviceGray"),
         b"<</Type/OCG/Name(a)>>",
+        b"<</ColorTransform 0>>",
+        b"[1 0 1 0 1 0]",
     )
-    resources = b"/XObject<</I 5 0 R>>/Properties<</L 7 0 R>>"
-    return kit.one_page(mark + b"BDC q 200 0 0 200 0 0 cm /I Do Q EMC", resources, more=more)
+    resources = b"/XObject<</I 5 0 R>>/Properties<</L 7 0 R>>/ExtGState<</S<<%s>>>>"
+    is_state = mark.startswith(b"/TR")
+    content = b"q /S gs 200 0 0 200 0 0 cm /I Do Q"
+    content = content if is_state else mark + b"BDC " + content + b" EMC"
+    return kit.one_page(content, resources % (mark if is_state else b""), more=more)
 
 
 @pytest.mark.parametrize(
@@ -234,13 +244,22 @@ def jpeg_page(entries: bytes, mark: bytes) -> bytes:
     [
         (b"", b"/Artifact<<>>", False),
         (b"/Decode [ 0 1 0 1 0 1 ]/ImageMask false", b"/OCR<<>>", False),
+        (b"", b"/TR/Identity/TR2/Default", False),
         (b"/Decode[1 0 1 0 1 0]", b"/P<<>>", True),
+        (b"/Decode 9 0 R", b"/P<<>>", True),
         (b"/SMask 6 0 R", b"/P<<>>", True),
         (b"/Mask[0 90 0 90 0 90]", b"/P<<>>", True),
         (b"/OC 7 0 R", b"/P<<>>", True),
         (b"", b"/OC/L ", True),
+        (b"/DecodeParms<</ColorTransform 0>>", b"/P<<>>", True),
+        (b"/DecodeParms[8 0 R]", b"/P<<>>", True),
+        (b"", b"/TR" + TURNED_ROUND, True),
+        (b"", b"/TR2 [" + 4 * TURNED_ROUND + b"]", True),
     ],
-    ids=["as it is", "its own levels", "levels", "mask", "colours of a mask", "layer of it", "layer around it"],
+    ids=[
+        *("as it is", "its own levels", "no function", "levels", "levels elsewhere", "mask", "colours of a mask"),
+        *("layer of it", "layer around it", "colours", "colours elsewhere", "function of levels", "four of them"),
+    ],
 )
 def test_a_jpeg_with_a_mask_other_levels_or_a_layer_is_drawn(monkeypatch, entries, mark, is_drawn):
     processor, scales = ImageProcessor(CLIP, {"size": {"height": 48, "width": 48}}), counted(monkeypatch)
@@ -262,6 +281,29 @@ def test_an_altered_image_is_known_by_how_it_begins():
         assert not none.may_hold(plain) and not none.may_hold(b"short")
 
 
+@pytest.mark.parametrize("state, may_hold", [(b"/TR 9 0 R", True), (b"/S/TR/P 9 0 R", False)], ids=["levels", "row"])
+def test_levels_that_are_changed_in_an_object_stream(state, may_hold):
+    objects = kit.stream(zlib.compress(b"7 0 <<%s>>" % state), b"/Type/ObjStm/N 1/First 4/Filter/FlateDecode")
+    broken = objects.replace(b"\n", b"\n.", 1)  # as encryption makes of it
+    for content, answer in ((objects, may_hold), (broken, True)):
+        images = AlteredImages(kit.pdf([content, kit.stream(b"", b"/Filter/DCTDecode")]), is_encrypted=False)
+        assert images.may_hold(bytes(COMPARED)) == answer
+
+
+def test_a_file_of_too_much_that_is_to_be_looked_through(monkeypatch):
+    """Any of its images may be altered: their pages are drawn."""
+    monkeypatch.setattr(pdf_streams, "MOST_PIECES", 20)
+    monkeypatch.setattr(pdf_streams, "MOST_INFLATED", 1000)
+    for content, answer in (
+        (b"stream\n" * 19, False),
+        (b"stream\n" * 21, True),
+        (bytes(PIECE * 21), True),
+        (b"<</Type/ObjStm>>stream\n" + zlib.compress(bytes(1000)), False),
+        (b"<</Type/ObjStm>>stream\n" + zlib.compress(bytes(1001)), True),
+    ):
+        assert AlteredImages(content, is_encrypted=False).may_hold(bytes(COMPARED)) == answer
+
+
 @pytest.mark.parametrize(
     "length", [b"%d", b"9 0 R", b"7", b"99999", b""], ids=["its own", "elsewhere", "short", "long", "none"]
 )
@@ -273,7 +315,9 @@ def test_the_streams_of_a_file(length, size):
     first = length % len(content) if b"%" in length else length
     objects = [b"<</A 2/Length %s>>stream\r\n%s\nendstream" % (first, content), b"<</B 1>>", kit.stream(b"", b"/C 3")]
     data = kit.pdf(objects)
-    found = [(dictionary, data[at : at + 4]) for dictionary, at in streams(io.BytesIO(data))]
+    pieces = list(texts(io.BytesIO(data)))
+    found = [(text.rpartition(b"endobj")[2], data[at : at + 4]) for text, at in pieces if at is not None]
     assert b"/A 2" in found[0][0] and found[0][1] == content[:4]
     assert b"/C 3" in found[-1][0] and b"/B" not in found[-1][0] and found[-1][1] == b"\nend"
+    assert any(b"<</B 1>>" in text for text, _ in pieces) and any(b"trailer" in text for text, _ in pieces)
     assert len(found) == (2 if length == b"%d" else 3)
