@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageCms, ImageDraw
 
 from tests import media_kit as kit
 from visual_engines.images.image_processors import BLIP, CLIP, LLAVA
@@ -215,22 +215,26 @@ def test_what_is_more_than_a_scan_is_drawn(tmp_path, monkeypatch, kind):
     assert scales and picture.width < 1100
 
 
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 TURNED_ROUND = b"<</FunctionType 2/Domain[0 1]/C0[1]/C1[0]/N 1>>"
 
 
 def jpeg_page(entries: bytes, mark: bytes) -> bytes:
     """Returns a PDF of a page that a JPEG with these entries and this mark, or state, fills. Object 6 is a mask, 7 a
-    layer, 8 has settings of the JPEG's decoder, 9 its levels."""
+    layer, 8 has settings of the JPEG's decoder, 9 its levels, 10 and 11 profiles of colours: of sRGB, and another."""
     data = io.BytesIO()
     Image.linear_gradient("L").resize((400, 400)).convert("RGB").save(data, "JPEG")
     kind = b"/Type/XObject/Subtype/Image/BitsPerComponent 8"
-    image = kind + b"/Width 400/Height 400/ColorSpace/DeviceRGB/Filter/DCTDecode" + entries
+    colours = b"" if b"/ColorSpace" in entries else b"/ColorSpace/DeviceRGB"
+    image = kind + b"/Width 400/Height 400/Filter/DCTDecode" + colours + entries
     more = (
         kit.stream(data.getvalue(), image),
         kit.stream(b"\0\xff", kind + b"/Width 2/Height 1/ColorSpace/DeviceGray"),
         b"<</Type/OCG/Name(a)>>",
         b"<</ColorTransform 0>>",
         b"[1 0 1 0 1 0]",
+        kit.stream(SRGB, b"/N 3"),
+        kit.stream(SRGB.replace(b"\0\2ff", b"\0\1\0\0"), b"/N 3"),  # its exponent
     )
     resources = b"/XObject<</I 5 0 R>>/Properties<</L 7 0 R>>/ExtGState<</S<<%s>>>>"
     is_state = mark.startswith(b"/TR")
@@ -245,6 +249,8 @@ def jpeg_page(entries: bytes, mark: bytes) -> bytes:
         (b"", b"/Artifact<<>>", False),
         (b"/Decode [ 0 1 0 1 0 1 ]/ImageMask false", b"/OCR<<>>", False),
         (b"", b"/TR/Identity/TR2/Default", False),
+        (b"/ColorSpace[/ICCBased 10 0 R]", b"/P<<>>", False),
+        (b"/ColorSpace[/ICCBased 11 0 R]", b"/P<<>>", True),
         (b"/Decode[1 0 1 0 1 0]", b"/P<<>>", True),
         (b"/Decode 9 0 R", b"/P<<>>", True),
         (b"/SMask 6 0 R", b"/P<<>>", True),
@@ -257,8 +263,9 @@ def jpeg_page(entries: bytes, mark: bytes) -> bytes:
         (b"", b"/TR2 [" + 4 * TURNED_ROUND + b"]", True),
     ],
     ids=[
-        *("as it is", "its own levels", "no function", "levels", "levels elsewhere", "mask", "colours of a mask"),
-        *("layer of it", "layer around it", "colours", "colours elsewhere", "function of levels", "four of them"),
+        *("as it is", "its own levels", "no function", "sRGB", "other colours", "levels", "levels elsewhere", "mask"),
+        *("colours of a mask", "layer of it", "layer around it", "decoder", "decoder elsewhere", "function of levels"),
+        "four of them",
     ],
 )
 def test_a_jpeg_with_a_mask_other_levels_or_a_layer_is_drawn(monkeypatch, entries, mark, is_drawn):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from vlm.errors import ImageError
@@ -14,6 +17,7 @@ from vlm.processing.media.images import as_rgb, check_size, damage, open_image
 from vlm.processing.media.pdf_streams import AlteredImages
 
 MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
+SEEN = 2.0  # of 255, on average: a difference of colours that is drawn
 SLACK = 0.01  # of a side, by which the image may miss the page's box
 LAYER = "OC\0".encode("utf-16-le")  # the mark of what belongs to one
 TURNS = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
@@ -35,7 +39,7 @@ class ScannedPage:
         if raw.FPDFPage_GetAnnotCount(page) or not 0 < raw.FPDFPage_CountObjects(page) <= MOST_OBJECTS:
             return None
         visible = [item for item in page.get_objects(max_depth=1) if not _is_invisible(item)]
-        if len(visible) != 1 or not _is_plain_jpeg(visible[0]) or not _fills(visible[0], page):
+        if len(visible) != 1 or not _is_plain_jpeg(visible[0], page) or not _fills(visible[0], page):
             return None
         content = bytes(visible[0].get_data())
         return None if altered.may_hold(content) else cls(content, page.get_rotation())
@@ -65,8 +69,8 @@ def _is_invisible(item: Any) -> bool:
     return is_text and raw.FPDFTextObj_GetTextRenderMode(item) == raw.FPDF_TEXTRENDERMODE_INVISIBLE
 
 
-def _is_plain_jpeg(item: Any) -> bool:
-    """Says whether an object is a JPEG without a clip, a layer or colours of its own kind."""
+def _is_plain_jpeg(item: Any, page: Any) -> bool:
+    """Says whether an object of a page is a JPEG without a clip, a layer or colours of its own kind."""
     from pypdfium2 import raw
 
     if item.type != raw.FPDF_PAGEOBJ_IMAGE or list(item.get_filters()) != ["DCTDecode"]:
@@ -78,7 +82,41 @@ def _is_plain_jpeg(item: Any) -> bool:
     is_clipped = raw.FPDFClipPath_CountPaths(raw.FPDFPageObj_GetClipPath(item)) > 0
     if is_clipped or _is_in_layer(item) or raw.FPDFPageObj_HasTransparency(item):
         return False
-    return item.get_metadata().colorspace in plain
+    colorspace = item.get_metadata().colorspace
+    return colorspace in plain and (colorspace != raw.FPDF_COLORSPACE_ICCBASED or _is_like_srgb(_profile(item, page)))
+
+
+def _profile(item: Any, page: Any) -> bytes | None:
+    """Returns the ICC profile of an image's colours, of a damaged one no bytes; None where PDFium does not tell it."""
+    from pypdfium2 import raw
+
+    if (read := getattr(raw, "FPDFImageObj_GetIccProfileDataDecoded", None)) is None:  # of pypdfium2 4
+        return None
+    size = ctypes.c_size_t()
+    read(item, page, None, 0, size)
+    data = (ctypes.c_uint8 * size.value)()
+    read(item, page, data, size, size)
+    return bytes(data)
+
+
+@lru_cache(maxsize=16)
+def _is_like_srgb(profile: bytes | None) -> bool:
+    """Says whether nobody sees that colours are of this ICC profile, in place of sRGB. One that cannot be read is not
+    used by PDFium either."""
+    if profile is None:
+        return False
+    from PIL import ImageCms
+
+    levels = np.arange(0, 256, 51, dtype=np.uint8)
+    colours = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(1, -1, 3)
+    try:
+        own, srgb = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
+        stored = Image.fromarray(colours).convert("L" if profile[16:20] == b"GRAY" else "RGB")
+        drawn = ImageCms.profileToProfile(stored, own, srgb, outputMode="RGB")
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return True
+    difference = np.asarray(drawn, dtype=int) - np.asarray(stored.convert("RGB"))
+    return float(np.abs(difference).mean()) < SEEN
 
 
 def _is_in_layer(item: Any) -> bool:
