@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION
+from PIL.TiffImagePlugin import BITSPERSAMPLE, COMPRESSION, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT
 from transformers import AutoImageProcessor, NougatImageProcessor
 
 from visual_engines.families.t5gemma2 import IMAGES as GEMMA
@@ -22,6 +22,7 @@ from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import EngineError, ImageError
 from vlm.processing.media.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.media.images import load_image
+from vlm.processing.media.unread import WEBP
 from vlm.registry.catalogs import families
 from vlm.registry.image_transforms import LAST_BITS, Transform
 from vlm.registry.images import ImageProcessorSpec
@@ -71,6 +72,60 @@ def test_16_bits_keep_their_range(tmp_path, bits):
     wide = Image.fromarray((RAMP.astype(bits) * 257).astype(bits))
     found = load_image(saved(tmp_path, wide, "x.png" if bits == np.uint16 else "x.tif"))
     assert close(found, np.repeat(RAMP[:, :, None], 3, 2), 1)
+
+
+def with_tag(path, tag: int, old: int, new: int):
+    """Changes a short number in a TIFF's tag."""
+    entry = struct.pack("<HHI", tag, 3, 1)
+    content = path.read_bytes()
+    assert content.count(entry + struct.pack("<H", old)) == 1
+    path.write_bytes(content.replace(entry + struct.pack("<H", old), entry + struct.pack("<H", new)))
+    return path
+
+
+def test_32_bits_without_a_sign_keep_their_range(tmp_path):
+    """Pillow takes them for signed numbers, and what has more than 16 bits was white, or black."""
+    wide = Image.fromarray((RAMP.astype(np.uint32) * 0x1010101).view(np.int32))
+    path = with_tag(saved(tmp_path, wide, "x.tif"), SAMPLEFORMAT, 2, 1)
+    assert close(load_image(path), np.repeat(RAMP[:, :, None], 3, 2), 1)
+
+
+@pytest.mark.parametrize(
+    "tag, value, words",
+    [
+        (COMPRESSION, 34712, r"a compression that is not read \(JPEG 2000\); save it with LZW or deflate"),
+        (COMPRESSION, 34887, r"a compression that is not read \(LERC\); save it with LZW or deflate"),
+        (COMPRESSION, WEBP, r"a compression that is not read \(WebP\); save it with LZW or deflate"),
+        (COMPRESSION, 40000, r"a compression that is not read \(number 40000\); save it with LZW or deflate"),
+        (BITSPERSAMPLE, 64, r"samples that are not read \(64 bits, floating point\); save it with 8 or 16 bits"),
+    ],
+    ids=["JPEG 2000", "LERC", "WebP", "unknown", "64 bits"],
+)
+def test_a_sound_tiff_that_is_not_read_says_what_it_holds(tmp_path, tag, value, words):
+    from vlm.processing.media.documents import open_document
+
+    grey = saved(tmp_path, Image.new("F", (9, 9)), "x.tif")
+    with_tag(grey, tag, {COMPRESSION: 1, BITSPERSAMPLE: 32}[tag], value)
+    with pytest.raises(ImageError, match=rf"x\.tif is a TIFF (in|with) {words}\.$"):
+        load_image(grey)
+    first, pages = colour(), tmp_path / "pages.tif"
+    first.save(pages, save_all=True, append_images=[Image.new("F", (9, 9))])
+    entry = struct.pack("<HHI", tag, 3, 1) + struct.pack("<H", {COMPRESSION: 1, BITSPERSAMPLE: 32}[tag])
+    head, own, tail = pages.read_bytes().rpartition(entry)
+    pages.write_bytes(head + own[:-2] + struct.pack("<H", value) + tail)
+    document = open_document(pages)
+    assert document.num_pages == 2 and close(document.render(0), np.asarray(first), 0)
+    with pytest.raises(ImageError, match=rf"pages\.tif page 2 is a TIFF (in|with) {words}\.$"):
+        document.render(1)
+
+
+def test_a_jpeg_of_12_bits_says_so(tmp_path):
+    path = saved(tmp_path, colour(), "x.jpg")
+    path.write_bytes(path.read_bytes().replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c"))
+    with pytest.raises(
+        ImageError, match=r"x\.jpg is a JPEG of 12 bits a sample, which is not read; save it with 8 bits"
+    ):
+        load_image(path)
 
 
 def test_transparency_lies_on_white(tmp_path):

@@ -94,7 +94,7 @@ class ImageDocument(Document):
             return load_sized(self._source, self.name, detail=detail, max_pixels=max_pixels, checked=True)
         name = f"{self.name} page {page + 1}"
         with open_image(self._source, name, checked=True) as image:
-            with damage(name):
+            with damage(name, image):
                 seek_frame(image, page, self._offsets)
             return decoded(image, name, max_pixels)
 

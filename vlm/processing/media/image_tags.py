@@ -46,9 +46,9 @@ def check_header(file: BinaryIO) -> None:
     if start[:2] in (b"II", b"MM"):
         check_tags(file, nested=True)
     elif start[:2] == b"\xff\xd8":
-        segments = list(_segments(file))
-        check_tags(io.BytesIO(_bare(b"".join(part[len(_EXIF) :] for part in segments if part.startswith(_EXIF)))))
-        check_tags(io.BytesIO(next((part[len(_MPF) :] for part in segments[::-1] if part.startswith(_MPF)), b"")))
+        parts = [data for marker, data in segments(file) if marker in b"\xe1\xe2"]  # APP1, APP2
+        check_tags(io.BytesIO(_bare(b"".join(part[len(_EXIF) :] for part in parts if part.startswith(_EXIF)))))
+        check_tags(io.BytesIO(next((part[len(_MPF) :] for part in parts[::-1] if part.startswith(_MPF)), b"")))
     file.seek(0)
 
 
@@ -76,6 +76,15 @@ def check_tags(file: BinaryIO, *, nested: bool = False) -> tuple[int, ...]:
         offsets[offset] = None
         offset = directory.next
     return tuple(offsets)
+
+
+def first_directory(file: BinaryIO) -> ImageFileDirectory_v2:
+    """Reads the tags of a TIFF's first picture, which were checked. Raises as Pillow does for what is none."""
+    file.seek(0)
+    head = file.read(16)
+    directory = ImageFileDirectory_v2(head if head[2:3] == b"\x2b" else head[:8])
+    _load(directory, file, directory.next)
+    return directory
 
 
 def seek_frame(image: Image.Image, frame: int, offsets: Sequence[int]) -> None:
@@ -124,9 +133,9 @@ class _Metered(io.RawIOBase):
         return self._file.tell()
 
 
-def _segments(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of a JPEG's APP1 and APP2 segments, found as Pillow finds them: it skips what is between, byte
-    by byte, without end."""
+def segments(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the marker and the content of a JPEG's segments, found as Pillow finds them: it skips what is between,
+    byte by byte, without end."""
     byte, between = file.read(1), 0
     while byte:
         if byte != b"\xff":
@@ -142,9 +151,7 @@ def _segments(file: BinaryIO) -> Iterator[bytes]:
             continue
         if not _stands_alone(marker[0]):
             size = int.from_bytes(file.read(2), "big") - 2
-            data = file.read(max(0, size))
-            if marker in b"\xe1\xe2":
-                yield data
+            yield marker, file.read(max(0, size))
         byte = file.read(1)
 
 

@@ -14,12 +14,13 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT, TiffImageFile
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import MOST_LISTED, ImageError, cut
 from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
 from vlm.processing.media.image_tags import check_header, upright
+from vlm.processing.media.unread import unread, unread_tiff
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "JPEG2000")  # Pillow's other readers start programs …
 _ALLOWED = "PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000"
@@ -78,13 +79,14 @@ def _check_format(image: Image.Image, name: str) -> None:
 def decoded(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decodes a picture that may not have been read from its file yet to RGB."""
     check_size(image, name, max_pixels)
-    with damage(name):
+    with damage(name, image):
         return to_rgb(image)
 
 
 @contextlib.contextmanager
-def damage(name: str) -> Iterator[None]:
-    """Turns what decoders raise on damaged data, which is of many kinds, into an ImageError."""
+def damage(name: str, image: Image.Image | None = None) -> Iterator[None]:
+    """Turns what decoders raise on damaged data, which is of many kinds, into an ImageError. `image`: of a TIFF, which
+    may be sound and not be read."""
     try:
         yield
     except Image.DecompressionBombError:  # names a limit of Pillow's, not ours
@@ -92,6 +94,8 @@ def damage(name: str) -> Iterator[None]:
     except MemoryError:
         raise ImageError(f"{name} takes more memory than there is; scale it down.", "memory") from None
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, *_DECODING) as error:
+        if isinstance(image, TiffImageFile) and (what := unread_tiff(image.tag_v2)):
+            raise ImageError(f"{name} {what}.") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{name} is a damaged or truncated image ({reason}); repair it or save it anew.") from None
 
@@ -154,6 +158,8 @@ def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
         if size > MAX_IMAGE_BYTES:
             limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
             raise ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large") from None
+        if what := unread(file):
+            raise ImageError(f"{name} {what}.") from None
         if begins_like_an_image(file):
             raise ImageError(f"{name} is a damaged or truncated image; repair it or save it anew.") from None
         raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
@@ -225,13 +231,15 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Returns what turns a strip into 8 bits: Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
-    most = max(_numbers(image.crop(box)).max() for box in _strips(image))
-    full = 65535.0 if image.mode.startswith("I") and most > 255 else 1.0 if most <= 1 else 255.0
+    numbers = _unsigned if _is_unsigned(image) else _numbers
+    most = max(numbers(image.crop(box)).max() for box in _strips(image))
+    fulls = (255.0, 65535.0, 2.0**32 - 1) if image.mode.startswith("I") else (255.0,)
+    full = 1.0 if most <= 1 else next((full for full in fulls if most <= full), fulls[-1])
     # a TIFF whose lowest value is white: of 8 bits Pillow turns it round
     is_negative = isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
 
     def convert(strip: Image.Image) -> Image.Image:
-        values = (_numbers(strip) * (255.0 / full)).clip(0, 255).round()
+        values = (numbers(strip) * (255.0 / full)).clip(0, 255).round()
         values = 255.0 - values if is_negative else values
         return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
@@ -240,3 +248,13 @@ def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
 def _numbers(image: Image.Image) -> np.ndarray:
     return np.nan_to_num(np.asarray(image, dtype=np.float64))
+
+
+def _unsigned(image: Image.Image) -> np.ndarray:
+    return np.asarray(image, dtype=np.int32).view(np.uint32).astype(np.float64)
+
+
+def _is_unsigned(image: Image.Image) -> bool:
+    """Says whether it has 32 bits a pixel, which Pillow takes for signed numbers."""
+    is_tiff = isinstance(image, TiffImageFile)
+    return is_tiff and image.tag_v2.get(BITSPERSAMPLE) == (32,) and image.tag_v2.get(SAMPLEFORMAT, (1,)) == (1,)

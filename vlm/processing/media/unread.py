@@ -1,0 +1,70 @@
+"""Sound image files that are not read: what they hold, and what to save them as."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    COMPRESSION,
+    COMPRESSION_INFO,
+    IMAGELENGTH,
+    IMAGEWIDTH,
+    SAMPLEFORMAT,
+)
+
+from vlm.processing.media.image_tags import first_directory, segments
+
+WEBP = 50001
+_COMPRESSIONS = {
+    **dict.fromkeys((33003, 33004, 33005, 34712), "JPEG 2000"), **dict.fromkeys((22610, 34934), "JPEG XR"),
+    **dict.fromkeys((50002, 52546), "JPEG XL"), 34661: "JBIG", 34887: "LERC", 34933: "PNG", WEBP: "WebP",
+}  # fmt: skip
+_KINDS = {1: "integers", 2: "signed integers", 3: "floating point", 5: "complex integers", 6: "complex numbers"}
+_DAMAGE = (ValueError, SyntaxError, OSError, LookupError, TypeError, struct.error)
+_FRAMES = {bytes([0xC0 + kind]) for kind in range(16)} - {
+    b"\xc4",
+    b"\xc8",
+    b"\xcc",
+}  # what a JPEG's picture begins with
+
+
+def unread(file: BinaryIO) -> str | None:
+    """Returns what a file is, and what to do, where it is a sound TIFF or JPEG that Pillow cannot read; else None."""
+    file.seek(0)
+    beginning = file.read(4)
+    try:
+        if beginning[:2] in (b"II", b"MM"):
+            return unread_tiff(first_directory(file))
+        return _unread_jpeg(file) if beginning[:2] == b"\xff\xd8" else None
+    except _DAMAGE:
+        return None
+
+
+def unread_tiff(tags: Mapping[int, Any]) -> str | None:
+    """Returns the same of a directory of a TIFF."""
+    try:
+        return _unread_tiff(tags)
+    except _DAMAGE:
+        return None
+
+
+def _unread_tiff(tags: Mapping[int, Any]) -> str | None:
+    if not (tags.get(IMAGEWIDTH) and tags.get(IMAGELENGTH)):
+        return None
+    compression = tags.get(COMPRESSION, 1)
+    if compression == WEBP or compression not in COMPRESSION_INFO:  # WebP is not in every libtiff
+        words = _COMPRESSIONS.get(compression, f"number {compression}")
+        return f"is a TIFF in a compression that is not read ({words}); save it with LZW or deflate"
+    bits, kind = (next(iter(tags.get(tag, ())), 1) for tag in (BITSPERSAMPLE, SAMPLEFORMAT))
+    if kind in _KINDS and (kind > 1 or bits not in (1, 2, 4, 8, 16)):
+        return f"is a TIFF with samples that are not read ({bits} bits, {_KINDS[kind]}); save it with 8 or 16 bits"
+    return None
+
+
+def _unread_jpeg(file: BinaryIO) -> str | None:
+    file.seek(0)
+    bits = next((data[0] for marker, data in segments(file) if marker in _FRAMES and data), 8)
+    return None if bits == 8 else f"is a JPEG of {bits} bits a sample, which is not read; save it with 8 bits"
