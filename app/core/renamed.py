@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 
 from vlm.errors import VlmError
@@ -32,4 +32,9 @@ def with_names(sentence: str, names: Mapping[str, str]) -> str:
 
 def with_flags(error: VlmError) -> str:
     """Returns an error's sentence in which settings are the options of the verb that runs."""
-    return renamed(str(error), error, flags.get({}))
+    return sentence_with_flags(str(error), settings_of(error))
+
+
+def sentence_with_flags(sentence: str, settings: Collection[str]) -> str:
+    """Returns the sentence of an error, which named these settings, in the same way."""
+    return with_names(sentence, {name: flag for name, flag in flags.get({}).items() if name in settings})

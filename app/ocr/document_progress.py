@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vlm.errors import DocumentError, InputError
+from vlm_app.core.renamed import sentence_with_flags
 from vlm_app.core.storage import digest, file_state, is_remote
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable, Work
 from vlm_app.ocr.ledger.ledger import LOOPED, Ledger
@@ -94,7 +97,8 @@ class DocumentProgress:
         if isinstance(event, PageRead):
             self._ledger.page_read(event)
         else:
-            self._ledger.page_failed(event)
+            reason = sentence_with_flags(event.reason, event.settings)
+            self._ledger.page_failed(replace(event, reason=reason))
         if self._missing:
             self._missing.discard(event.page)
 

@@ -68,6 +68,7 @@ class PageFailed:
     page: int
     kind: str
     reason: str
+    settings: tuple[str, ...] = ()  # that the reason names
 
 
 @dataclass(frozen=True)

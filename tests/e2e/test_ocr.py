@@ -91,6 +91,8 @@ def test_an_estimate_reads_a_sample_and_writes_nothing(cli, tmp_path, monkeypatc
     for name in ("seconds", "tokens", "cost", "cost_per_million_pages", "pages_per_second"):
         assert 0 < estimate[name]["low"] <= estimate[name]["estimate"] <= estimate[name]["high"]
     assert estimate["binds"]["stage"] and estimate["cpu_ms_a_page"]["decode"] > 0
+    code, stdout, err = cli("estimate", EXAMPLES / "page.png", *options, "--max-new-tokens", 1000)
+    assert code == 2 and not stdout and "no page of the sample could be read" in err and "with --max-new-tokens" in err
     code, stdout, err = cli("estimate", source / "broken.pdf", *options)
     assert (code, stdout) == (2, "") and "the document cannot be opened" in err and "Traceback" not in err
 
@@ -119,8 +121,10 @@ def test_another_length_is_noticed(cli, tmp_path):
     options = ["ocr", EXAMPLES / "page.png", "-o", tmp_path, "--device", "cpu", "--max-new-tokens"]
     assert cli(*options, 8)[0] == 0
     code, _, err = cli(*options, 9)
-    assert code == 2 and "was begun with max_new_tokens 8, now asked is max_new_tokens 9; ask for the same" in err
+    assert code == 2 and "was begun with --max-new-tokens 8, now asked is --max-new-tokens 9; ask for" in err
     assert cli(*options, 9, "--recompute")[0] == 0
+    code, _, err = cli(*options, 1000, "--recompute")
+    assert code == 1 and "ask for fewer, with --max-new-tokens 319" in err, "of the page that could not be read"
 
 
 def test_pages_are_read_with_an_adapter(cli, tmp_path):

@@ -105,7 +105,7 @@ def _sample(
         known = sum(map(len, census.pages.values()))
         if sampling.sample is None and sample.pages and sample.is_brief and len(sample.pages) < known:
             sample = run.read(documents, draw_pages(census, sample.pages_for_long_enough, sampling.seed))
-    if not sample.pages:
+    if all(page.is_failed for page in sample.pages):
         raise InputError(f"no page of the sample could be read: {sample.summary.failures[0].reason}")
     return sample
 

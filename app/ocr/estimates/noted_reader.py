@@ -23,6 +23,11 @@ class SampledPage:
     is_bad: bool = False  # it failed, or repeats itself after the attempts so far
     loops: bool = False
 
+    @property
+    def is_failed(self) -> bool:
+        """Says whether nothing was read of it."""
+        return self.is_bad and not self.loops
+
 
 class NotedReader:
     """Notes what another reader says of pages, and when."""

@@ -12,6 +12,7 @@ from vlm_app.core.storage import is_remote, key
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.snapshots import Snapshots, working_folder
 
+KEPT_AS_HASHES = ("model", "adapter")  # settings whose values are not those of their options
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
 
 
@@ -70,16 +71,23 @@ def _agree(ledger: Ledger, settings: Mapping[str, object], recompute: bool, out:
     begun = ledger.get("settings")
     if begun is not None and begun != settings:
         if not recompute:
-            was, now = _told(begun, settings), _told(settings, begun)
-            raise InputError(
-                f"{out} was begun with {was}, now asked is {now}; ask for the same, give another --out, or --recompute"
-                " to read all again."
-            )
+            raise _other_settings(begun, settings, out)
         ledger.clear()
     if begun != settings:
         today = datetime.now(UTC).date().isoformat()
         ledger.put({"settings": dict(settings), "added": today, "model": settings.get("model")})
 
 
-def _told(settings: Mapping[str, object], other: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if other.get(name) != value)
+def _other_settings(begun: Mapping[str, object], settings: Mapping[str, object], out: Path) -> InputError:
+    others = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
+    was, now = (", ".join(_told(name, values.get(name)) for name in others) for values in (begun, settings))
+    return InputError(
+        f"{out} was begun with {was}, now asked is {now}; ask for the same, give another --out, or --recompute to read"
+        " all again.",
+        settings=tuple(name for name in others if name not in KEPT_AS_HASHES),
+    )
+
+
+def _told(name: str, value: object) -> str:
+    shown = name if name in KEPT_AS_HASHES else f"`{name}`"
+    return f"no {shown}" if value is None else shown if value is True else f"{shown} {value}"

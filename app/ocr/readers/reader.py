@@ -127,7 +127,7 @@ def _told(works: Iterator[Work], put: Put) -> Iterator[Work]:
 
 def page_event(document: int, page: int, result: Output | VlmError) -> PageRead | PageFailed:
     if isinstance(result, VlmError):
-        return PageFailed(document, page, result.kind, str(result))
+        return PageFailed(document, page, result.kind, str(result), result.settings)
     return PageRead(
         document,
         page,

@@ -174,6 +174,11 @@ def test_settings_of_two_models_do_not_mix(tmp_path):
     other = SETTINGS | {"model": "nougat 2"}
     with pytest.raises(InputError, match=r"was begun with model nougat 1, now asked is model nougat 2; .*--recompute"):
         ledger_of(tmp_path, other, False).__enter__()
+    more = SETTINGS | {"exact_pixels": True, "max_new_tokens": 9}
+    said = r"with no `max_new_tokens`, no `exact_pixels`, now asked is `max_new_tokens` 9, `exact_pixels`; ask"
+    with pytest.raises(InputError, match=said) as error:
+        ledger_of(tmp_path, more, False).__enter__()
+    assert error.value.settings == ("max_new_tokens", "exact_pixels")
     with ledger_of(tmp_path, other, True) as ledger:
         assert ledger.find("a").pages is None and ledger.get("settings") == other
 
