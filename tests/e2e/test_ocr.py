@@ -195,6 +195,13 @@ def test_mistakes_are_one_sentence(cli, tmp_path, arguments, says):
     assert not (tmp_path / "out").exists()
 
 
+def test_stdout_is_no_folder(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli("ocr", EXAMPLES / "page.png", "-o", "-")
+    assert (code, out) == (2, "") and "--out is -, " in err and "give a folder, or use vlm run --image" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_price_that_is_none_is_refused_by_estimates(cli):
     code, out, err = cli("estimate", EXAMPLES / "page.png", "--gpu-price", "inf")
     assert (code, out) == (2, "") and err.startswith("vlm: --gpu-price is inf; it must be a finite number, 0 or more.")

@@ -79,7 +79,7 @@ def ocr(
       vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50 --report job.json
     """
     check_gpu_price(gpu_price)
-    folder = location(out)
+    folder = _folder(out)
     part = Shard.parse(places.shard) if places.shard else None
     if places.ray and config.limit:
         raise InputError("--limit is for one machine; with --ray, --shard and --pages make a job smaller.")
@@ -106,6 +106,14 @@ def ocr(
     if report_file:
         write_report(report_file, job_report(summary, configuration_of(engine, config), gpu_price))
     _end(summary)
+
+
+def _folder(out: str) -> Path:
+    """Returns where outputs go. Raises InputError for stdout."""
+    if out == "-":
+        said = "but a job writes a file a document; give a folder, or use vlm run --image, which writes to stdout"
+        raise InputError(f"--out is -, {said}.")
+    return location(out)
 
 
 def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document], list[tuple[Path, str]]]:
