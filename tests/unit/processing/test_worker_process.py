@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -34,9 +35,11 @@ from tests.worker_calls import (
 )
 from vlm.errors import ImageError
 from vlm.processing.media.pool import MediaConfig, MediaPool
+from vlm.processing.workers import process
 from vlm.processing.workers.call import Call
 from vlm.processing.workers.call_queue import CallQueue, Lane, lanes_of
-from vlm.processing.workers.process import Budget, WorkerFailure, WorkerProcess
+from vlm.processing.workers.fork_server import start_fork_server
+from vlm.processing.workers.process import STARTS, Budget, WorkerFailure, WorkerProcess
 from vlm.processing.workers.result_buffer import SIZE, ResultBuffer
 
 CALLS = "tests.worker_calls"
@@ -184,6 +187,7 @@ PARENT = """
 import sys, time
 from tests.worker_calls import ENDLESS, hang
 from vlm.processing.media.pool import MediaConfig, MediaPool
+from vlm.processing.workers import process
 
 if __name__ == "__main__":
     pool = MediaPool(MediaConfig(2, budget=ENDLESS, preload="tests.worker_calls"))
@@ -208,6 +212,28 @@ def test_workers_die_with_their_parent(number):
     parent.send_signal(number)
     parent.wait()
     until(lambda: not any(process.is_alive() for process in family))
+
+
+def test_a_pool_that_is_closed_while_it_starts_forks_no_more(monkeypatch):
+    """What was waiting to be forked would break the fork server at the end of its process."""
+    begun, go_on = list[str](), threading.Event()
+
+    def start(preload, preparations):
+        begun.append(preload)
+        go_on.wait(60)
+        return start_fork_server(preload, preparations)
+
+    monkeypatch.setattr(process, "start_fork_server", start)
+    pool = MediaPool(MediaConfig(40, preload=CALLS))
+    pool.start()
+    until(lambda: len(begun) == STARTS)
+    end = threading.Thread(target=pool.close)
+    end.start()
+    until(lambda: all(worker._has_ended for worker in pool._workers))
+    go_on.set()
+    end.join(60)
+    until(lambda: not any(thread.is_alive() for thread in pool._threads))
+    assert len(begun) == STARTS and not any(worker._process for worker in pool._workers)
 
 
 def test_none_is_started_once_python_ends(monkeypatch):

@@ -122,11 +122,10 @@ class MediaPool:
         for call in self._waiting.close():
             call.fail(WorkerFailure("stopped"))
         until = time.monotonic() + CLOSE_SECONDS
-        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < until:
+        while (alive := [each for each in self._threads if each.is_alive()]) and time.monotonic() < until:
             for worker in self._workers:  # again: one may just have been started
-                worker.kill()
-            for thread in self._threads:
-                thread.join(0.05)
+                worker.end()
+            alive[0].join(0.05)
 
     @property
     def has_processes(self) -> bool:

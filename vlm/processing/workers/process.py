@@ -22,6 +22,8 @@ from vlm.processing.workers.serving import ERROR, OUT_OF_MEMORY, serve
 START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
 LOOK_SECONDS = 0.1  # between two looks for who waits
 POSTPONED = "postponed"
+STARTS = 8  # at once: processes are forked one after another, and who waits for that holds up the end of this one
+_starts = threading.BoundedSemaphore(STARTS)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class WorkerFailure(Exception):
 
 
 class WorkerProcess:
-    """Used by one thread; any other may call `kill`.
+    """Used by one thread; any other may call `kill` and `end`.
 
     `preload`: a module that is imported outside of the budget. Processes are forked from one that has imported it and
     does nothing else, so that to start one again takes no time (where there are no forks each imports it for itself).
@@ -71,7 +73,7 @@ class WorkerProcess:
         self._pipe: Connection | None = None
         self._buffer: ResultBuffer | None = None
         self._lock = threading.Lock()
-        self._killed = False
+        self._killed = self._has_ended = False
         self.is_ready = self.cannot_start = False
         self.failures = Counter[str]()  # by kind
         self.busy_since: float | None = None  # monotonic time
@@ -113,6 +115,11 @@ class WorkerProcess:
                 self._killed = True
                 self._process.kill()
 
+    def end(self) -> None:
+        """Ends the process at once, and starts no other one; any thread may call it."""
+        self._has_ended = True
+        self.kill()
+
     def _connected(self) -> tuple[Connection, ResultBuffer]:
         """Returns the ways to a process that is ready, a new one where there is none. Raises WorkerFailure."""
         pipe, buffer = self._pipe, self._buffer
@@ -131,13 +138,15 @@ class WorkerProcess:
         return pipe, buffer
 
     def _started(self, buffer: ResultBuffer) -> tuple[BaseProcess, Connection]:
-        if is_exiting():  # multiprocessing has ended all processes, and would wait for a new one for ever
-            raise WorkerFailure("stopped")
-        context = start_fork_server(self._preload, self._preparations)
-        pipe, theirs = context.Pipe()
-        arguments = (theirs, buffer, self.budget.memory_mb, self._preload, self._preparations)
-        process = context.Process(target=serve, args=arguments, daemon=True)
-        process.start()
+        with _starts:
+            # multiprocessing that has ended all processes would wait for a new one for ever
+            if self._has_ended or is_exiting():
+                raise WorkerFailure("stopped")
+            context = start_fork_server(self._preload, self._preparations)
+            pipe, theirs = context.Pipe()
+            arguments = (theirs, buffer, self.budget.memory_mb, self._preload, self._preparations)
+            process = context.Process(target=serve, args=arguments, daemon=True)
+            process.start()
         theirs.close()
         return process, pipe
 
