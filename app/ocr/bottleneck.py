@@ -11,6 +11,7 @@ from vlm_app.ocr.measures import Interval, Measures, Queues
 ENGINE = "engine"
 PREPARING = ("open", "draw", "process", "prepare")  # stages of a page on its way to an engine
 HANDLING = ("decode", "post-process", "write")  # stages of the thread that gives engines their work and takes results
+OF_DOCUMENTS = ("open", "write")  # stages that cost something before a page has been read
 WORDS = {
     "open": "opening documents",
     "draw": "drawing",
@@ -34,17 +35,28 @@ class Bottleneck:
 
 
 def bottleneck(span: Interval) -> Bottleneck | None:
-    """Returns what bounded a job in a span of its time; None where that is not known, or no page was due."""
+    """Returns what bounded a job in a span of its time; None where that is not known, as before its first page has been
+    read, or no page was due."""
     measures, queues = span.measures, span.measures.queues
     share = measures.device_share(span.seconds)
     if share is None or queues is None or not (span.pages or share or queues.pages):
         return None
     if _is_starved(queues, WAITING * measures.engines):
-        return _starved(measures, queues, share)
+        stage = _costliest(measures, PREPARING, default="draw") if _knows_pages(span, PREPARING) else "prepare"
+        where = f"{_workers(queues)}{_waiting(queues)}, {_busy(measures, share)}"
+        return Bottleneck(stage, f"{WORDS[stage]} binds: {where}")
     if share >= BUSY:
         return Bottleneck(ENGINE, f"{_busy(measures, share)}, {_waiting(queues)}")
+    if not _knows_pages(span, HANDLING):
+        return None
     stage = _costliest(measures, HANDLING, default="decode")
     return Bottleneck(stage, f"{WORDS[stage]} binds: {_busy(measures, share)}, {_waiting(queues)}")
+
+
+def _knows_pages(span: Interval, stages: Iterable[str]) -> bool:
+    """Says whether a page has gone through these stages, and not a document alone: what a page costs is known at its
+    end."""
+    return bool(span.pages) or any(span.measures.stages.get(each) for each in stages if each not in OF_DOCUMENTS)
 
 
 def _is_starved(queues: Queues, pages: float) -> bool:
@@ -52,12 +64,9 @@ def _is_starved(queues: Queues, pages: float) -> bool:
     return queues.ready < pages <= queues.preparing and queues.running < FULL * queues.slots
 
 
-def _starved(measures: Measures, queues: Queues, share: float) -> Bottleneck:
-    """Blames what makes the engines' inputs."""
-    stage = _costliest(measures, PREPARING, default="draw")
-    workers = f"{min(queues.preparing, queues.workers):.0f} of {queues.workers:.0f} workers busy, "
-    who = workers if queues.workers else ""
-    return Bottleneck(stage, f"{WORDS[stage]} binds: {who}{_waiting(queues)}, {_busy(measures, share)}")
+def _workers(queues: Queues) -> str:
+    busy = min(queues.preparing, queues.workers)
+    return f"{busy:.0f} of {queues.workers:.0f} workers busy, " if queues.workers else ""
 
 
 def _costliest(measures: Measures, stages: Iterable[str], default: str) -> str:

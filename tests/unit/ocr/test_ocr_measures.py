@@ -182,9 +182,14 @@ WORKERS = {"workers": 16, "slots": 64}
 COSTS = {"open": 0.1, "draw": 5.0, "process": 4.0, "decode": 1.0, "post-process": 3.0, "write": 0.5}
 
 
-def reason(seconds=10.0, stages=COSTS, busy=0.0, engines=1, **queues):
+def binding(seconds=10.0, stages=COSTS, busy=0.0, engines=1, pages=1, **queues):
     device = {"encode": busy * seconds * engines / 4, "decode": busy * seconds * engines * 3 / 4}
-    found = bottleneck(Interval(seconds, seconds, measures=measured(stages, device, engines=engines, **queues)))
+    measures = measured(stages, device, engines=engines, **queues)
+    return bottleneck(Interval(seconds, seconds, pages=pages, measures=measures))
+
+
+def reason(**span):
+    found = binding(**span)
     assert found is not None
     return (found.stage, found.reason)
 
@@ -230,6 +235,15 @@ def test_where_no_page_is_due_nothing_binds():
     assert bottleneck(Interval(1.0, 1.0, measures=idle)) is None
     assert bottleneck(Interval(1.0, 1.0, pages=1, measures=idle)) is not None
     assert reason(preparing=0.5, **WORKERS)[0] == "post-process"
+
+
+def test_before_the_first_page_what_takes_long_of_one_is_not_known():
+    """Only what has an end has cost anything until then."""
+    early = {"stages": {"open": 0.1, "write": 0.02}, "pages": 0, **WORKERS}
+    words = "preparing inputs binds: 3 of 16 workers busy, 0 pages wait for the engine, device 0% busy"
+    assert reason(preparing=3, **early) == ("prepare", words)
+    assert binding(preparing=0.5, **early) is None and binding(running=1, **early) is None
+    assert reason(running=1, busy=0.9, **early)[0] == "engine"
 
 
 def test_the_live_line_and_the_totals_say_what_binds():
