@@ -106,8 +106,9 @@ def test_a_sound_tiff_that_is_not_read_says_what_it_holds(tmp_path, tag, value, 
 
     grey = saved(tmp_path, Image.new("F", (9, 9)), "x.tif")
     with_tag(grey, tag, {COMPRESSION: 1, BITSPERSAMPLE: 32}[tag], value)
-    with pytest.raises(ImageError, match=rf"x\.tif is a TIFF (in|with) {words}\.$"):
+    with pytest.raises(ImageError, match=rf"x\.tif is a TIFF (in|with) {words}\.$") as error:
         load_image(grey)
+    assert error.value.kind == "unsupported"
     first, pages = colour(), tmp_path / "pages.tif"
     first.save(pages, save_all=True, append_images=[Image.new("F", (9, 9))])
     entry = struct.pack("<HHI", tag, 3, 1) + struct.pack("<H", {COMPRESSION: 1, BITSPERSAMPLE: 32}[tag])

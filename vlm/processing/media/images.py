@@ -95,7 +95,7 @@ def damage(name: str, image: Image.Image | None = None) -> Iterator[None]:
         raise ImageError(f"{name} takes more memory than there is; scale it down.", "memory") from None
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, *_DECODING) as error:
         if isinstance(image, TiffImageFile) and (what := unread_tiff(image.tag_v2)):
-            raise ImageError(f"{name} {what}.") from None
+            raise ImageError(f"{name} {what}.", "unsupported") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{name} is a damaged or truncated image ({reason}); repair it or save it anew.") from None
 
@@ -159,7 +159,7 @@ def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
             limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
             raise ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large") from None
         if what := unread(file):
-            raise ImageError(f"{name} {what}.") from None
+            raise ImageError(f"{name} {what}.", "unsupported") from None
         if begins_like_an_image(file):
             raise ImageError(f"{name} is a damaged or truncated image; repair it or save it anew.") from None
         raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
