@@ -24,11 +24,20 @@ def stream(content: bytes, entries: bytes = b"") -> bytes:
 
 
 def one_page(
-    content: bytes, resources: bytes = b"", box: bytes = b"0 0 200 200", more: tuple[bytes, ...] = (), count: int = 1
+    content: bytes,
+    resources: bytes = b"",
+    box: bytes = b"0 0 200 200",
+    more: tuple[bytes, ...] = (),
+    count: int = 1,
+    *,
+    is_inherited: bool = False,
 ) -> bytes:
-    """A PDF of one page, so many times; `more` are its objects from 5 on."""
-    page = b"<</Type/Page/Parent 2 0 R/MediaBox[%s]/Contents 4 0 R/Resources<<%s>>>>" % (box, resources)
-    pages = b"<</Type/Pages/Kids[%s]/Count %d>>" % (b"3 0 R " * count, count)
+    """A PDF of one page, so many times; `more` are its objects from 5 on. `is_inherited`: the box is that of all
+    pages."""
+    boxes = [b"/MediaBox[%s]" % box, b""]
+    of_page, of_all = reversed(boxes) if is_inherited else boxes
+    page = b"<</Type/Page/Parent 2 0 R%s/Contents 4 0 R/Resources<<%s>>>>" % (of_page, resources)
+    pages = b"<</Type/Pages%s/Kids[%s]/Count %d>>" % (of_all, b"3 0 R " * count, count)
     return pdf([b"<</Type/Catalog/Pages 2 0 R>>", pages, page, stream(content), *more])
 
 

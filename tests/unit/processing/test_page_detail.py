@@ -219,7 +219,7 @@ SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 TURNED_ROUND = b"<</FunctionType 2/Domain[0 1]/C0[1]/C1[0]/N 1>>"
 
 
-def jpeg_page(entries: bytes, mark: bytes) -> bytes:
+def jpeg_page(entries: bytes, mark: bytes, size: bytes = b"200 0 0 200", **page) -> bytes:
     """Returns a PDF of a page that a JPEG with these entries and this mark, or state, fills. Object 6 is a mask, 7 a
     layer, 8 has settings of the JPEG's decoder, 9 its levels, 10 and 11 profiles of colours: of sRGB, and another."""
     data = io.BytesIO()
@@ -238,9 +238,9 @@ def jpeg_page(entries: bytes, mark: bytes) -> bytes:
     )
     resources = b"/XObject<</I 5 0 R>>/Properties<</L 7 0 R>>/ExtGState<</S<<%s>>>>"
     is_state = mark.startswith(b"/TR")
-    content = b"q /S gs 200 0 0 200 0 0 cm /I Do Q"
+    content = b"q /S gs %s 0 0 cm /I Do Q" % size
     content = content if is_state else mark + b"BDC " + content + b" EMC"
-    return kit.one_page(content, resources % (mark if is_state else b""), more=more)
+    return kit.one_page(content, resources % (mark if is_state else b""), more=more, **page)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +271,16 @@ def jpeg_page(entries: bytes, mark: bytes) -> bytes:
 def test_a_jpeg_with_a_mask_other_levels_or_a_layer_is_drawn(monkeypatch, entries, mark, is_drawn):
     processor, scales = ImageProcessor(CLIP, {"size": {"height": 48, "width": 48}}), counted(monkeypatch)
     document = PdfDocument(jpeg_page(entries, mark), "x.pdf")
+    picture = document.render(0, detail=processor)
+    assert bool(scales) == is_drawn
+    whole = document.render(0).resize(picture.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(whole, dtype=int) - np.asarray(picture)).mean() < 4
+
+
+@pytest.mark.parametrize("size, is_drawn", [(b"200 0 0 200", False), (b"612 0 0 792", True)], ids=["page", "letter"])
+def test_a_jpeg_is_compared_with_the_box_that_a_page_inherits(monkeypatch, size, is_drawn):
+    processor, scales = ImageProcessor(CLIP, {"size": {"height": 48, "width": 48}}), counted(monkeypatch)
+    document = PdfDocument(jpeg_page(b"", b"/P<<>>", size, is_inherited=True), "x.pdf")
     picture = document.render(0, detail=processor)
     assert bool(scales) == is_drawn
     whole = document.render(0).resize(picture.size, Image.Resampling.BOX)

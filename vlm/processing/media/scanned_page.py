@@ -135,7 +135,7 @@ def _is_in_layer(item: Any) -> bool:
 def _fills(item: Any, page: Any) -> bool:
     """Says whether an image lies upright over the whole box of the page."""
     across, slant, lean, up, left, bottom = item.get_matrix().get()
-    box = page.get_cropbox()
+    box = page.get_bbox()  # with what a page has from those above it
     slack = SLACK * max(box[2] - box[0], box[3] - box[1])
     sides = zip((left, bottom, left + across, bottom + up), box, strict=True)
     return abs(slant) < slack and abs(lean) < slack and all(abs(own - edge) <= slack for own, edge in sides)
