@@ -129,6 +129,23 @@ def test_a_jpeg_of_12_bits_says_so(tmp_path):
         load_image(path)
 
 
+@pytest.mark.parametrize("mode, is_read", [("L", True), ("LA", False), ("RGB", False)])
+@pytest.mark.parametrize("suffix", ["jp2", "j2k"])
+def test_a_jpeg_2000_of_16_bits_in_colour_is_not_read_wrongly(tmp_path, mode, is_read, suffix):
+    """Pillow rounds its highest values up to 256, which is 0: white was black."""
+    path = saved(tmp_path, colour().convert(mode), f"x.{suffix}")
+    assert load_image(path).size == (40, 20)
+    head, mark, tail = path.read_bytes().partition(b"\xff\x4f\xff\x51")
+    count = len(mode)
+    path.write_bytes(head + mark + tail[:38] + b"\x0f\1\1" * count + tail[38 + 3 * count :])
+    if is_read:
+        assert load_image(path).size == (40, 20)
+        return
+    with pytest.raises(ImageError, match=r"is a JPEG 2000 of 16 bits a sample in colour, .* with 8 bits") as error:
+        load_image(path)
+    assert error.value.kind == "unsupported"
+
+
 def test_transparency_lies_on_white(tmp_path):
     clear = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
     assert close(load_image(saved(tmp_path, clear, "x.png")), np.full((4, 4, 3), 255), 0)

@@ -20,7 +20,7 @@ from vlm.artifacts.files import open_regular
 from vlm.errors import MOST_LISTED, ImageError, cut
 from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
 from vlm.processing.media.image_tags import check_header, upright
-from vlm.processing.media.unread import unread, unread_tiff
+from vlm.processing.media.unread import unread, unread_jpeg2000, unread_tiff
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "JPEG2000")  # Pillow's other readers start programs …
 _ALLOWED = "PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000"
@@ -109,6 +109,8 @@ def open_image(source: str | Path | bytes | BinaryIO, name: str, *, checked: boo
             warnings.simplefilter("ignore")
             file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
             image = _identified(file, name, checked=checked)
+            if image.format == "JPEG2000" and (what := unread_jpeg2000(file)):
+                raise ImageError(f"{name} {what}.", "unsupported")
         yield stack.enter_context(image)
 
 

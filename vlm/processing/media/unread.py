@@ -22,6 +22,7 @@ _COMPRESSIONS = {
     **dict.fromkeys((33003, 33004, 33005, 34712), "JPEG 2000"), **dict.fromkeys((22610, 34934), "JPEG XR"),
     **dict.fromkeys((50002, 52546), "JPEG XL"), 34661: "JBIG", 34887: "LERC", 34933: "PNG", WEBP: "WebP",
 }  # fmt: skip
+_HEADERS = 2**20  # bytes in which a JPEG 2000 says how its samples are stored
 _KINDS = {1: "integers", 2: "signed integers", 3: "floating point", 5: "complex integers", 6: "complex numbers"}
 _DAMAGE = (ValueError, SyntaxError, OSError, LookupError, TypeError, struct.error)
 _FRAMES = {bytes([0xC0 + kind]) for kind in range(16)} - {
@@ -49,6 +50,18 @@ def unread_tiff(tags: Mapping[int, Any]) -> str | None:
         return _unread_tiff(tags)
     except _DAMAGE:
         return None
+
+
+def unread_jpeg2000(file: BinaryIO) -> str | None:
+    """Returns the same of a JPEG 2000 that Pillow reads, and in which it makes black of white: one in colour, or with
+    transparency, of more than 8 bits."""
+    file.seek(0)
+    _, begin, rest = file.read(_HEADERS).partition(b"\xff\x4f\xff\x51")  # SOC and SIZ, whose components follow
+    count = int.from_bytes(rest[36:38], "big")
+    bits = max(((size & 127) + 1 for size in rest[38 : 38 + 3 * count : 3]), default=8)
+    if not begin or count == 1 or bits <= 8:
+        return None
+    return f"is a JPEG 2000 of {bits} bits a sample in colour, which is not read; save it with 8 bits"
 
 
 def _unread_tiff(tags: Mapping[int, Any]) -> str | None:
