@@ -13,7 +13,13 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from PIL.TiffImagePlugin import BITSPERSAMPLE, COMPRESSION, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    COMPRESSION,
+    PHOTOMETRIC_INTERPRETATION,
+    PLANAR_CONFIGURATION,
+    SAMPLEFORMAT,
+)
 from transformers import AutoImageProcessor, NougatImageProcessor
 
 from visual_engines.families.t5gemma2 import IMAGES as GEMMA
@@ -83,11 +89,34 @@ def with_tag(path, tag: int, old: int, new: int):
     return path
 
 
-def test_32_bits_without_a_sign_keep_their_range(tmp_path):
-    """Pillow takes them for signed numbers, and what has more than 16 bits was white, or black."""
-    wide = Image.fromarray((RAMP.astype(np.uint32) * 0x1010101).view(np.int32))
-    path = with_tag(saved(tmp_path, wide, "x.tif"), SAMPLEFORMAT, 2, 1)
+@pytest.mark.parametrize(
+    "values, kind, factor",
+    [(np.uint32, 1, 0x1010101), (np.int32, 2, 0x808080), (np.int16, 2, 0x80)],
+    ids=["32 bits", "31 and a sign", "15 and a sign"],
+)
+def test_a_tiff_keeps_the_range_of_its_samples(tmp_path, values, kind, factor):
+    """Pillow takes 32 bits for signed numbers, and what had more than 16 was white, or black."""
+    wide = (RAMP.astype(np.uint32) * factor).astype(values)
+    picture = Image.fromarray(wide.view(np.int32 if wide.itemsize == 4 else np.uint16))
+    path = saved(tmp_path, picture, "x.tif", tiffinfo={SAMPLEFORMAT: kind})
+    if values == np.uint32:  # which Pillow does not save
+        with_tag(path, SAMPLEFORMAT, 2, kind)
     assert close(load_image(path), np.repeat(RAMP[:, :, None], 3, 2), 1)
+
+
+def test_a_tiff_of_12_bits_keeps_its_range(tmp_path):
+    wide = Image.fromarray(np.full((2, 2), 0xFFFF, np.uint16))
+    path = with_tag(saved(tmp_path, wide, "x.tif"), BITSPERSAMPLE, 16, 12)
+    assert close(load_image(path), np.full((2, 2, 3), 255), 0)
+
+
+def test_a_tiff_of_wide_planes_is_read_compressed_alone(tmp_path):
+    """Pillow takes the bytes of samples for samples."""
+    path = saved(tmp_path, colour(), "x.tif")
+    with Image.open(path) as image:
+        image.tag_v2[BITSPERSAMPLE], image.tag_v2[PLANAR_CONFIGURATION] = (16, 16, 16), 2
+        with pytest.raises(ImageError, match=r"16 bits in planes that is only read compressed; save it with LZW or"):
+            load_image(image)
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT, TiffImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import MOST_LISTED, ImageError, cut
 from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
-from vlm.processing.media.image_tags import check_header, upright
-from vlm.processing.media.unread import unread, unread_jpeg2000, unread_tiff
+from vlm.processing.media.image_tags import check_header
+from vlm.processing.media.rgb import to_rgb
+from vlm.processing.media.unread import misread_tiff, unread, unread_jpeg2000, unread_tiff
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "JPEG2000")  # Pillow's other readers start programs …
 _ALLOWED = "PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000"
-_STRIP = 2**20  # pixels that are converted at a time
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
 
 
@@ -80,6 +79,8 @@ def decoded(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> Imag
     """Decodes a picture that may not have been read from its file yet to RGB."""
     check_size(image, name, max_pixels)
     with damage(name, image):
+        if isinstance(image, TiffImageFile) and (what := misread_tiff(image.tag_v2)):
+            raise ImageError(f"{name} {what}.", "unsupported")
         return to_rgb(image)
 
 
@@ -193,70 +194,3 @@ def _from_array(array: np.ndarray) -> Image.Image:
         return Image.fromarray(array)
     except TypeError:
         raise ImageError(f"the array is {array.shape}; give [H, W], [H, W, 3] or [H, W, 4].") from None
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Returns it upright in RGB: itself where it is so."""
-    image = upright(image)
-    if image.mode.startswith("I") or image.mode == "F":
-        return _strip_by_strip(image, _to_8_bits(image))
-    if image.has_transparency_data:
-        return _strip_by_strip(image, _on_white)
-    return as_rgb(image)
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    """Returns it in RGB: itself where it is so, as a copy takes as long as to scale it."""
-    image.load()
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _strip_by_strip(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Converts an image to RGB: what lies between takes several times its memory."""
-    result = Image.new("RGB", image.size)
-    for box in _strips(image):
-        result.paste(convert(image.crop(box)), box)
-    return result
-
-
-def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
-    columns = min(image.width, _STRIP)
-    rows = max(1, _STRIP // columns)
-    for top, left in itertools.product(range(0, image.height, rows), range(0, image.width, columns)):
-        yield left, top, min(left + columns, image.width), min(top + rows, image.height)
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-
-
-def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Returns what turns a strip into 8 bits: Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
-    numbers = _unsigned if _is_unsigned(image) else _numbers
-    most = max(numbers(image.crop(box)).max() for box in _strips(image))
-    fulls = (255.0, 65535.0, 2.0**32 - 1) if image.mode.startswith("I") else (255.0,)
-    full = 1.0 if most <= 1 else next((full for full in fulls if most <= full), fulls[-1])
-    # a TIFF whose lowest value is white: of 8 bits Pillow turns it round
-    is_negative = isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == 0
-
-    def convert(strip: Image.Image) -> Image.Image:
-        values = (numbers(strip) * (255.0 / full)).clip(0, 255).round()
-        values = 255.0 - values if is_negative else values
-        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-
-    return convert
-
-
-def _numbers(image: Image.Image) -> np.ndarray:
-    return np.nan_to_num(np.asarray(image, dtype=np.float64))
-
-
-def _unsigned(image: Image.Image) -> np.ndarray:
-    return np.asarray(image, dtype=np.int32).view(np.uint32).astype(np.float64)
-
-
-def _is_unsigned(image: Image.Image) -> bool:
-    """Says whether it has 32 bits a pixel, which Pillow takes for signed numbers."""
-    is_tiff = isinstance(image, TiffImageFile)
-    return is_tiff and image.tag_v2.get(BITSPERSAMPLE) == (32,) and image.tag_v2.get(SAMPLEFORMAT, (1,)) == (1,)

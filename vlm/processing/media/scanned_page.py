@@ -13,8 +13,9 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import ImageError
-from vlm.processing.media.images import as_rgb, check_size, damage, open_image
+from vlm.processing.media.images import check_size, damage, open_image
 from vlm.processing.media.pdf_streams import AlteredImages
+from vlm.processing.media.rgb import as_rgb
 
 MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
 SEEN = 2.0  # of 255, on average: a difference of colours that is drawn

@@ -12,6 +12,7 @@ from PIL.TiffImagePlugin import (
     COMPRESSION_INFO,
     IMAGELENGTH,
     IMAGEWIDTH,
+    PLANAR_CONFIGURATION,
     SAMPLEFORMAT,
 )
 
@@ -62,6 +63,14 @@ def unread_jpeg2000(file: BinaryIO) -> str | None:
     if not begin or count == 1 or bits <= 8:
         return None
     return f"is a JPEG 2000 of {bits} bits a sample in colour, which is not read; save it with 8 bits"
+
+
+def misread_tiff(tags: Mapping[int, Any]) -> str | None:
+    """Returns the same of a directory of a TIFF that Pillow reads, and takes the bytes of for samples."""
+    bits, planes, compression = (tags.get(tag) for tag in (BITSPERSAMPLE, PLANAR_CONFIGURATION, COMPRESSION))
+    if planes != 2 or compression not in (None, 1) or not isinstance(bits, tuple) or len(bits) == 1 or max(bits) <= 8:
+        return None
+    return f"is a TIFF of {max(bits)} bits in planes that is only read compressed; save it with LZW or deflate"
 
 
 def _unread_tiff(tags: Mapping[int, Any]) -> str | None:
