@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -195,6 +196,24 @@ def test_page_ranges_of_documents_of_any_length():
     for pages in ("4", "4-9", "5,7-", "0-2"):
         with pytest.raises(DocumentError, match="the document has 3 pages"):
             parse_pages(pages, 3)
+
+
+@pytest.mark.parametrize(
+    "kinds, pages",
+    [((0, 1, 1), [0]), ((1, 0, 4), [1]), ((2, 2, 5), [0, 1]), ((1, 1, 1), [0, 1, 2])],
+    ids=["a pyramid", "its thumbnail first", "two pages and a mask", "copies of nothing"],
+)
+def test_smaller_copies_and_masks_in_a_tiff_are_no_pages(tmp_path, kinds, pages):
+    """By the tag NewSubfileType; digital libraries keep scans as pyramids."""
+    colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    first, *others = (Image.new("RGB", (9, 9), colour) for colour in colours)
+    first.save(path := tmp_path / "a.tif", save_all=True, append_images=others, tiffinfo={254: 77})
+    content = path.read_bytes()
+    for kind in kinds:
+        content = content.replace(struct.pack("<HHII", 254, 4, 1, 77), struct.pack("<HHII", 254, 4, 1, kind), 1)
+    path.write_bytes(content)
+    document = open_document(path)
+    assert [document.render(page).getpixel((4, 4)) for page in range(document.num_pages)] == [colours[n] for n in pages]
 
 
 def test_a_tiff_of_several_frames_has_pages(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,21 +82,24 @@ class ImageDocument(Document):
             is_tiff = image.format == "TIFF"
         # an animation is one picture, a TIFF of several frames a document
         with damage(self.name), io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
-            self._offsets = check_tags(file, nested=True) if is_tiff else ()
-        self.num_pages = len(self._offsets) if is_tiff else 1
-        if self.num_pages > MAX_FRAMES:
+            directories = check_tags(file, nested=True) if is_tiff else {0: True}
+        self._offsets = tuple(directories)
+        # those that are pages; of a file without any, all
+        self._frames = [*itertools.compress(itertools.count(), directories.values())] or range(len(directories))
+        self.num_pages = len(self._frames)
+        if len(directories) > MAX_FRAMES:
             raise ImageError(f"{self.name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
 
     def render(
         self, page: int, dpi: int = DPI, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None
     ) -> Image.Image:
         """Decodes a page of at most `max_pixels`."""
-        if not page:
+        if not (frame := self._frames[page]):
             return load_sized(self._source, self.name, detail=detail, max_pixels=max_pixels, checked=True)
         name = f"{self.name} page {page + 1}"
         with open_image(self._source, name, checked=True) as image:
             with damage(name, image):
-                seek_frame(image, page, self._offsets)
+                seek_frame(image, frame, self._offsets)
             return decoded(image, name, max_pixels)
 
 

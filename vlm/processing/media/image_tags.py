@@ -17,6 +17,7 @@ from vlm.limits import MAX_FRAMES
 
 _BYTE_TYPES = {1, 2, 6, 7}  # kept as they are; each value of the others becomes an object
 _MOST_NUMBERS = 2**20  # bytes of a tag: the offsets of 262,144 strips
+_SUBFILE_TYPE, _COPY_OR_MASK = 254, 0b101
 _SPARE = 2**16  # bytes
 _EXIF, _MPF = b"Exif\0\0", b"MPF\0"
 _TURNED = {
@@ -52,9 +53,10 @@ def check_header(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def check_tags(file: BinaryIO, *, nested: bool = False) -> tuple[int, ...]:
+def check_tags(file: BinaryIO, *, nested: bool = False) -> dict[int, bool]:
     """Walks the directories of TIFF data as Pillow does and returns where those of its chain are, in bytes from the
-    start; `MAX_FRAMES` + 1 at most.
+    start, and whether each has a page: a smaller copy of another picture, or its mask, is none. `MAX_FRAMES` + 1 at
+    most.
 
     Raises ValueError where their values add up to more than the data has, and where one holds too many numbers.
     `nested`: with the directories inside of the first one, which Pillow reads for a single image.
@@ -66,16 +68,17 @@ def check_tags(file: BinaryIO, *, nested: bool = False) -> tuple[int, ...]:
     try:
         directory = ImageFileDirectory_v2(head)
     except (SyntaxError, IndexError, struct.error):
-        return ()  # Pillow does not read it either
-    offsets: dict[int, None] = {}
+        return {}  # Pillow does not read it either
+    offsets: dict[int, bool] = {}
     offset = directory.next
     while offset and offset not in offsets and len(offsets) <= MAX_FRAMES:
         _load(directory, meter, offset)
         if nested and not offsets:
             _check_nested(directory, meter, head)
-        offsets[offset] = None
+        kind = directory.get(_SUBFILE_TYPE)
+        offsets[offset] = not (isinstance(kind, int) and kind & _COPY_OR_MASK)
         offset = directory.next
-    return tuple(offsets)
+    return offsets
 
 
 def first_directory(file: BinaryIO) -> ImageFileDirectory_v2:
