@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from urllib.parse import unquote_to_bytes
 
 from vlm.errors import NAME_A_PLACE, DocumentError, InputError, VlmError
 from vlm_app.core.names import as_text, is_utf8, percent_encoded
 
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
+OF_THIS_MACHINE = "file:///"
 LONGEST_SUFFIX = 16  # characters that the name of a local copy keeps
 
 if TYPE_CHECKING:
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
 
 
 def location(address: str | Path) -> Path:
-    """Returns a path, or for a URL an object that acts as one; InputError where it cannot be reached, and for an empty
-    path, such as a shell's variable that is not set."""
+    """Returns a path, or for a URL of another machine an object that acts as one; InputError where it cannot be
+    reached, and for an empty path, such as a shell's variable that is not set."""
     if address == "":
         raise InputError(f"a path is empty; {NAME_A_PLACE}.")
     if isinstance(address, Path) or "://" not in str(address):
         return Path(address)
+    if address.startswith(OF_THIS_MACHINE):
+        return Path(os.fsdecode(unquote_to_bytes(os.fsencode("/" + address.removeprefix(OF_THIS_MACHINE)))))
     try:
         from upath import UPath
 

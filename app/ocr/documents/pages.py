@@ -130,12 +130,12 @@ def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:
     """Returns the indices of the pages asked for that the document has; DocumentError where these are none."""
     from vlm.processing.media.page_range import parse_pages
 
-    return tuple(parse_pages(pages, num_pages) if pages else range(num_pages))
+    return tuple(range(num_pages) if pages is None else parse_pages(pages, num_pages))
 
 
 def check_pages(pages: str | None) -> None:
     """Finds a page range that suits no document, before any is opened."""
     try:
-        selected(pages or "1", MOST_PAGES)
+        selected("1" if pages is None else pages, MOST_PAGES)
     except DocumentError:
         raise InputError(f"--pages is {pages!r}; write 1-4,7, or 5- for all from the fifth.") from None

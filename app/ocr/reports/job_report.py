@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,10 @@ def report_path(text: str) -> Path:
     if not path.parent.is_dir() or path.is_dir():
         what = "is a folder" if path.is_dir() else "lies in a folder that is not there"
         raise InputError(f"--report {text} {what}; give the name of a file in one that is.")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(
+            f"--report {text} lies in a folder that cannot be written; give the name of a file in another."
+        )
     return path
 
 

@@ -81,7 +81,7 @@ def test_output_names_never_clash():
     assert best[3] == name_all([Source(Path("x/b.png"))])[0].names[-1]
 
 
-@pytest.mark.parametrize("given", ["x", "0", "4-1", "1,,2", "-3"])
+@pytest.mark.parametrize("given", ["", "x", "0", "4-1", "1,,2", "-3"])
 def test_page_ranges_that_suit_no_document(given):
     with pytest.raises(InputError, match=r"--pages is .*; write 1-4,7"):
         check_pages(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -98,6 +99,12 @@ def test_places_that_a_report_cannot_have(tmp_path, name, says):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(InputError, match=says):
         report_path(str(tmp_path / name))
+
+
+def test_a_report_into_a_folder_that_is_not_written_is_told_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))  # root may write anywhere
+    with pytest.raises(InputError, match="lies in a folder that cannot be written"):
+        report_path(str(tmp_path / "job.json"))
 
 
 def test_durations():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.ocr.test_ocr import image
 from vlm.errors import DocumentError, InputError
-from vlm_app.core.storage import digest, file_state, files_below, location, remove
+from vlm_app.core.storage import digest, file_state, files_below, is_remote, location, remove
 from vlm_app.ocr.documents.naming import Document, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.sources import Shard, find_documents
@@ -34,6 +34,13 @@ def put(path, content: bytes) -> None:
 
 
 # --- URLs ---
+@pytest.mark.parametrize("name", [b"a.png", b"a b#c?.png", b"caf\xe9.png"], ids=["plain", "encoded", "no UTF-8"])
+def test_a_url_of_this_machine_is_a_path(tmp_path, name):
+    path = tmp_path / os.fsdecode(name)
+    assert location(path.as_uri()) == path and not is_remote(location(path.as_uri()))
+    assert location(f"file://{tmp_path}/{os.fsdecode(name.partition(b'#')[0])}").parent == tmp_path
+
+
 def test_documents_below_a_url_and_their_outputs(memory, tmp_path):
     picture = image(tmp_path / "a.png", 7).read_bytes()
     for name in ("b.png", "sub/c.png", ".hidden/d.png", "sub/.e.png", "notes.txt"):
