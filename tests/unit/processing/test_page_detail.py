@@ -248,6 +248,7 @@ def jpeg_page(entries: bytes, mark: bytes, size: bytes = b"200 0 0 200", **page)
     [
         (b"", b"/Artifact<<>>", False),
         (b"/Decode [ 0 1 0 1 0 1 ]/ImageMask false", b"/OCR<<>>", False),
+        (b"/DecodeParms[<</ColorTransform 1>>]", b"/P<<>>", False),
         (b"", b"/TR/Identity/TR2/Default", False),
         (b"/ColorSpace[/ICCBased 10 0 R]", b"/P<<>>", False),
         (b"/ColorSpace[/ICCBased 11 0 R]", b"/P<<>>", True),
@@ -263,7 +264,17 @@ def jpeg_page(entries: bytes, mark: bytes, size: bytes = b"200 0 0 200", **page)
         (b"", b"/TR2 [" + 4 * TURNED_ROUND + b"]", True),
     ],
     ids=[
-        *("as it is", "its own levels", "no function", "sRGB", "other colours", "levels", "levels elsewhere", "mask"),
+        *(
+            "as it is",
+            "its own levels",
+            "its own colours",
+            "no function",
+            "sRGB",
+            "other colours",
+            "levels",
+            "levels elsewhere",
+            "mask",
+        ),
         *("colours of a mask", "layer of it", "layer around it", "decoder", "decoder elsewhere", "function of levels"),
         "four of them",
     ],

@@ -22,7 +22,7 @@ COMPARED = 2**10  # bytes at an image's beginning
 _STREAM = re.compile(rb"stream\r?\n")
 _LENGTH = re.compile(rb"/Length\s+(\d{1,10})\b(?!\s+\d+\s+R)")  # not one that stands in an object of its own
 _ALTERED = re.compile(
-    rb"/(?:SMask|Mask|OC|ColorTransform)\b|/Decode\b(?!\s*\[(?:\s*0\s+1)+\s*\])|/(?:DecodeParms|DP)[\s\[]*\d"
+    rb"/(?:SMask|Mask|OC)\b|/Decode\b(?!\s*\[(?:\s*0\s+1)+\s*\])|/ColorTransform\b(?!\s+1\b)|/DecodeParms[\s\[]*\d"
 )
 _TRANSFER = re.compile(rb"/TR2?\s*(?:\d+\s+\d+\s+R|\[|<<)")  # a function between values and colours; names are none
 
