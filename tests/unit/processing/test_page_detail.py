@@ -336,12 +336,17 @@ def test_a_file_of_too_much_that_is_to_be_looked_through(monkeypatch):
     "length", [b"%d", b"9 0 R", b"7", b"99999", b""], ids=["its own", "elsewhere", "short", "long", "none"]
 )
 @pytest.mark.parametrize("size", [10, 3 * PIECE])
-def test_the_streams_of_a_file(length, size):
+@pytest.mark.parametrize("end", [b"\r\n", b"\n", b"\r", b" \r\n"], ids=["two", "one", "another", "a blank"])
+def test_the_streams_of_a_file(length, size, end):
     """Whatever their contents look like, where these are passed over."""
     inside = b"<</A 1>>stream\n"
     content = inside + b"x" * size
     first = length % len(content) if b"%" in length else length
-    objects = [b"<</A 2/Length %s>>stream\r\n%s\nendstream" % (first, content), b"<</B 1>>", kit.stream(b"", b"/C 3")]
+    objects = [
+        b"<</A 2/Length %s>>stream%s%s\nendstream" % (first, end, content),
+        b"<</B 1>>",
+        kit.stream(b"", b"/C 3"),
+    ]
     data = kit.pdf(objects)
     pieces = list(texts(io.BytesIO(data)))
     found = [(text.rpartition(b"endobj")[2], data[at : at + 4]) for text, at in pieces if at is not None]

@@ -14,12 +14,12 @@ from typing import BinaryIO
 from vlm.artifacts.files import open_regular
 
 PIECE = 2**13  # bytes that are read at once
-MOST_PIECES = 2**18  # of a file, one a stream and more: what is read in half a second
+MOST_PIECES = 2**17  # of a file, one a stream and more: what is read in half a second
 MOST_INFLATED = 2**26  # bytes of objects that are deflated together
 LONGEST = 2**16  # bytes of a dictionary that are looked at
 OVERLAP = 2**6  # bytes in which a word lies that is looked for
 COMPARED = 2**10  # bytes at an image's beginning
-_STREAM = re.compile(rb"stream\r?\n")
+_STREAM = re.compile(rb"stream[ \t]{0,8}[\r\n]")  # as PDFium has it, and some programs that do not read the standard
 _LENGTH = re.compile(rb"/Length\s+(\d{1,10})\b(?!\s+\d+\s+R)")  # not one that stands in an object of its own
 _ALTERED = re.compile(
     rb"/(?:SMask|Mask|OC)\b|/Decode\b(?!\s*\[(?:\s*0\s+1)+\s*\])|/ColorTransform\b(?!\s+1\b)|/DecodeParms[\s\[]*\d"
@@ -83,6 +83,7 @@ def texts(file: BinaryIO) -> Iterator[tuple[bytes, int | None]]:
             text = text[-LONGEST:]
             continue
         place -= len(text) - match.end()
+        place += match[0].endswith(b"\r") and _read_at(file, place, 1) == b"\n"
         before, text = text[: match.start()], b""
         is_end = before.endswith(b"end")
         yield before, None if is_end else place
