@@ -242,10 +242,16 @@ def test_what_is_no_image_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(ImageError, match="of type int"):
         load_image(3)
     (closed := io.BytesIO(png(9, 9))).close()
-    with pytest.raises(ImageError, match=r"damaged or truncated image .*closed file"):
+    with pytest.raises(ImageError, match="cannot be read: I/O operation on closed file"):
         load_image(closed)
     with pytest.raises(ImageError, match="folder"):
         load_image(tmp_path)
+    with pytest.raises(ImageError, match=r"^i{500}… cannot be read: .*$"):
+        load_image("i" * 5000)
+    with (tmp_path / "text.png").open() as file, pytest.raises(ImageError, match="open as text; open it with the mode"):
+        load_image(file)
+    with pytest.raises(ImageError, match="the image cannot be read: I/O operation on closed file; give a file that is"):
+        load_image(file)
     with pytest.raises(ImageError, match="limit is 100"):
         load_image(saved(tmp_path, colour(), "x.png"), max_pixels=100)
     for array in (np.zeros((2, 2)), np.zeros((0, 4), np.uint8), np.zeros((2, 2, 7), np.uint8)):

@@ -120,6 +120,12 @@ def _stream(source: bytes | BinaryIO) -> BinaryIO:
     if not hasattr(file, "read"):
         kind = type(source).__name__
         raise ImageError(f"the image is of type {kind}; give a path, bytes, a file, a PIL image or a uint8 array.")
+    try:
+        is_text = isinstance(file.read(0), str)
+    except (OSError, ValueError) as error:  # it is closed, or open to be written
+        raise ImageError(f"the image cannot be read: {str(error).rstrip('.')}; give a file that is open.") from None
+    if is_text:
+        raise ImageError("the image is a file that is open as text; open it with the mode rb.")
     seekable = file.seekable() if hasattr(file, "seekable") else hasattr(file, "seek")
     return file if seekable else io.BytesIO(file.read(MAX_IMAGE_BYTES + 1))
 
