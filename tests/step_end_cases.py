@@ -58,17 +58,24 @@ def append_likeliest(device: torch.device) -> None:
 
 
 def append_sampled(device: torch.device) -> None:
-    """Settings of one row each: none, each filter, all of them, greedy, a nucleus that has shrunk."""
+    """Settings of one row each: none, each filter, all of them, greedy, a nucleus that has shrunk; at last two rows of
+    padding."""
     from vlm.ops.sample import SamplingState
 
     rows = [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
             {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0}, {"top_k": 300, "top_p": 0.9},
-            {"top_p": 1e-9}, {"top_p": 0.05},
+            {"top_p": 1e-9}, {"top_p": 0.05}, {"temperature": 1e-38}, {"top_k": 5, "top_p": 0.0},
             {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.2, "decay_steps": 2}]  # fmt: skip
-    for turn, (vocab, rounded) in enumerate(((97, False), (97, True), (5000, False), (9001, True))):
-        logits = 3 * torch.randn(len(rows), vocab)
-        logits = (logits.round() if rounded else logits).to(device)  # rounded: many equals
-        scores = logits if turn % 2 else logits.masked_fill(torch.rand(logits.shape, device=device) < 0.2, -torch.inf)
+    cases = ((97, False, torch.float32), (97, True, torch.float32), (5000, False, torch.float32),
+             (9001, True, torch.float32), (5000, False, torch.bfloat16))  # fmt: skip
+    for turn, (vocab, rounded, dtype) in enumerate(cases):
+        logits = _wide(len(rows) + 2, vocab, 7, device).to(dtype)[:, :vocab]
+        logits.copy_(logits.round() if rounded else logits)  # rounded: many equals
+        logits[0, 1 : min(vocab - 9, 2100)] = -torch.inf  # all of a part
+        scores = logits
+        if turn % 2 == 0:
+            scores = _wide(len(logits), vocab, 13, device)[:, :vocab]
+            scores.copy_(logits.float().masked_fill(torch.rand(logits.shape, device=device) < 0.2, -torch.inf))
         settings = SamplingState.empty(len(rows) + 1, device)
         settings.temperature.fill_(1.3)
         settings.seeds.copy_(torch.randint(-(2**62), 2**62, (len(rows) + 1,)))
@@ -78,80 +85,88 @@ def append_sampled(device: torch.device) -> None:
                 getattr(settings, name)[row] = value
         states = [slots_that_decode(len(rows), device) for _ in range(2)]
         kept = [dataclasses.replace(settings, decay_steps=settings.decay_steps.clone()) for _ in range(2)]
-        own = torch.randperm(len(rows), device=device, dtype=torch.int32)
-        slots = own.clone()
-        slots[-1] = len(rows)  # a row of a search
+        padding = torch.full((2,), len(rows))
+        all_slots = torch.cat((torch.randperm(len(rows)), padding)).int().to(device)
+        slots = all_slots.clone()
+        slots[-3] = len(rows)  # a row of a search
         for _ in range(4):
             for op, state, how in zip((sampled_op.reference, sampled_kernel.append_sampled), states, kept, strict=True):
-                op(state, slots, how, own, scores=scores, logits=logits)
+                op(state, slots, how, all_slots=all_slots, scores=scores, logits=logits)
         for name in ("tokens", "lengths", "finish"):
             assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
         torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
-        assert torch.equal(kept[0].decay_steps, kept[1].decay_steps)
+        assert torch.equal(kept[0].decay_steps[:-1], kept[1].decay_steps[:-1])
     _check_odd_logits(device)
 
 
+def _wide(rows: int, vocab: int, padding: int, device: torch.device) -> torch.Tensor:
+    """Returns random scores with columns of NaN behind those of the vocabulary."""
+    scores = 3 * torch.randn(rows, vocab + padding, device=device)
+    scores[:, vocab:] = torch.nan
+    return scores
+
+
 def _check_odd_logits(device: torch.device) -> None:
-    """Rows of NaN and of infinite numbers end with a token of the vocabulary, whatever is asked of them."""
+    """What is NaN is not chosen where there is something else, what is infinite is, whatever is asked for."""
     from vlm.ops.sample import SamplingState
 
-    kinds = [
-        [torch.nan],
-        [-torch.inf],
-        [torch.inf],
-        [torch.nan, 1.0, 2.0],
-        [-torch.inf, 3.0],
-        [torch.inf, 0.0, torch.nan],
-    ]
+    nan, inf = torch.nan, torch.inf
+    kinds = ([nan], [-inf], [inf], [nan, 1.0, 2.0], [-inf, 3.0], [inf, 0.0, nan], [1.0])
     logits = torch.stack([torch.tensor(kind).repeat(3000)[:2999] for kind in kinds]).to(device)
-    own = torch.arange(len(kinds), device=device, dtype=torch.int32)
-    for fields in (
-        {},
-        {"top_k": 50},
-        {"top_k": 2000, "top_p": 0.5},
-        {"top_p": 0.5, "min_p": 0.1},
-        {"temperature": 0.0},
-    ):
+    logits[-1, 1234] = inf
+    numbers = logits.nan_to_num(nan=-inf, posinf=inf, neginf=-inf)
+    wanted = numbers == numbers.amax(1, keepdim=True)
+    wanted[3] = ~logits[3].isnan()  # of which any may be drawn
+    slots = torch.arange(len(kinds), device=device, dtype=torch.int32)
+    filters = [{}, {"top_k": 50}, {"top_k": 50, "top_p": 0.5}, {"top_k": 2000, "top_p": 0.5},
+               {"top_p": 0.5, "min_p": 0.1}, {"temperature": 0.0}]  # fmt: skip
+    for fields in filters:
         settings = SamplingState.empty(len(kinds) + 1, device)
-        settings.temperature.fill_(1.0)
+        settings.temperature.fill_(0.7)
         for name, value in fields.items():
             getattr(settings, name).fill_(value)
         state = slots_that_decode(len(kinds), device)
-        sampled_kernel.append_sampled(state, own, settings, own, scores=logits, logits=logits)
-        assert ((state.tokens[:-1, 1] >= 0) & (state.tokens[:-1, 1] < 2999)).all(), fields
+        sampled_kernel.append_sampled(state, slots, settings, all_slots=slots, scores=logits, logits=logits)
+        token = state.tokens[:-1, 1].long()
+        assert ((token >= 0) & (token < 2999)).all() and wanted.gather(1, token[:, None])[2:].all(), fields
 
 
 def penalize(device: torch.device) -> None:
     from vlm.ops.penalty_state import PenaltyState
 
-    rows, vocab = 6, 50
-    state = slots_that_decode(rows, device)
-    state.tokens.copy_(torch.randint(0, vocab + 9, state.tokens.shape))  # some are rows of a prompt table
-    state.tokens[3] = torch.tensor([7, 8, 9, 3], device=device).repeat(65)
-    state.lengths[:rows] = torch.tensor([1, 40, 260, 259, 2, 9])
-    state.prompt_lengths[:rows] = torch.tensor([1, 7, 250, 4, 2, 9])
-    state.stop_ids[:, :2] = torch.tensor([3, 60])
-    penalties = PenaltyState.empty(rows + 1, device)
-    penalties.repetition[:3], penalties.presence[1:4], penalties.frequency[2:] = 1.3, 0.7, 0.11
-    penalties.ngrams.copy_(torch.tensor([3, 1, 2, 4, 2, 0, 0]))
-    penalties.min_lengths[:4] = torch.tensor([2, 40, 500, 0])
-    bans = _bans(state, device)
-    for slots, rules in itertools.product((torch.arange(rows), torch.tensor([4, 2, rows])), (None, bans)):
-        logits = torch.randn(len(slots), vocab + 14, device=device)[:, :vocab]
-        s = slots.int().to(device)
-        found = penalize_kernel.penalize(logits, state, penalties, s, rules)
-        want = penalize_op.reference(logits, state, penalties, s, bans=rules)
-        torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-6)
+    rows = SLOTS
+    for vocab in (50, 4500):
+        state = slots_that_decode(rows, device)
+        state.tokens.copy_(torch.randint(0, vocab + 9, state.tokens.shape))  # some are rows of a prompt table
+        state.tokens[3] = torch.tensor([7, 8, 9, 3], device=device).repeat(65)
+        state.tokens[4, :2] = torch.tensor([vocab, vocab + 1])  # two of those, which are not alike
+        state.lengths[:rows] = torch.tensor([1, 40, 260, 259, 2, 9])
+        state.prompt_lengths[:rows] = torch.tensor([1, 7, 250, 4, 2, 9])
+        state.stop_ids[:, :2] = torch.tensor([3, 60])
+        penalties = PenaltyState.empty(rows + 1, device)
+        penalties.repetition[:3], penalties.presence[1:4], penalties.frequency[2:] = 1.3, 0.7, 0.11
+        penalties.ngrams.copy_(torch.tensor([3, 1, 2, 4, 2, 0, 0]))
+        penalties.min_lengths[:4] = torch.tensor([2, 40, 500, 0])
+        bans = _bans(state, device)
+        padded = torch.tensor([4, 2, rows, rows])
+        for slots, rules in itertools.product((torch.arange(rows), padded), (None, bans)):
+            logits = _wide(len(slots), vocab, 14, device)[:, :vocab]
+            s = slots.int().to(device)
+            ours = penalize_kernel.penalize(logits, state, penalties, slots=s, bans=rules)
+            wanted = penalize_op.reference(logits, state, penalties, slots=s, bans=rules)
+            torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-6)
 
 
 def _bans(state: SequenceState, device: torch.device) -> TokenRules:
-    """Returns rules of all kinds: alone, at one place, behind one and two tokens, of which the second may differ."""
-    rules, prefixes = [], []
+    """Returns rules of all kinds: alone, at one place, behind one and two tokens, of which the second may differ, and
+    behind twenty, some of which lie before the row."""
+    rules, prefixes, memory = [], [], state.tokens.flatten()
     for slot, kind in itertools.product(range(SLOTS), (BAN, SUPPRESS, BIAS)):
         length = int(state.lengths[slot])
-        last = state.tokens[slot, max(length - 2, 0) : length].tolist()
+        last, end = state.tokens[slot, max(length - 2, 0) : length].tolist(), slot * state.tokens.shape[1] + length
         for token, place, before in ((4, -1, []), (5, length, []), (6, length + 1, []), (70, -1, []), (8, -1, last),
-                                     (9, -1, last[-1:]), (10, -1, [last[-1] + 1]), (-1, -1, [])):  # fmt: skip
+                                     (9, -1, last[-1:]), (10, -1, [last[-1] + 1]), (-1, -1, []),
+                                     (11, -1, memory[max(end - 20, 0) : end].tolist())):  # fmt: skip
             prefixes += [(len(rules), len(before) - i, each) for i, each in enumerate(before)]
             rules.append((slot, token + 20 * (kind == SUPPRESS), kind, place))
     columns = lambda rows: torch.tensor(rows, dtype=torch.int32, device=device).T.contiguous()  # noqa: E731

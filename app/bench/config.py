@@ -146,8 +146,8 @@ class RowsConfig(SubjectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for settings in self.settings:
-            SamplingParams(**settings)
+        for row in self.rows:
+            SamplingParams(num_beams=row.num_beams, **row.settings)
         for flag, values in self._lists.items():
             if min(values) < 1:
                 raise InputError(f"{flag} holds {min(values)}; its numbers must be at least 1.")

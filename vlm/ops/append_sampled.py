@@ -13,13 +13,13 @@ def reference(
     state: SequenceState,
     slots: Tensor,
     settings: SamplingState,
-    own: Tensor,
     *,
+    all_slots: Tensor,
     scores: Tensor,
     logits: Tensor,
     by_entropy: bool = False,
 ) -> None:
-    s = own.long()
+    s = all_slots.long()
     token = sample(scores, settings.rows(s), state.lengths[s], by_entropy=by_entropy)
     append_and_check_stop(state, slots, token, log_probability(logits, token))
     settings.after(s, state)
@@ -29,18 +29,18 @@ def append_sampled(
     state: SequenceState,
     slots: Tensor,
     settings: SamplingState,
-    own: Tensor,
     *,
+    all_slots: Tensor,
     scores: Tensor,
     logits: Tensor,
     by_entropy: bool = False,
 ) -> None:
     """Appends a token drawn by scores[r] [V] to slot slots[r], with its log-probability under logits[r] [V]; all else
-    as `append_and_check_stop`. The settings are those of the slots own[r]; `by_entropy`: some have filters of
-    vlm.ops.entropy_filters."""
+    as `append_and_check_stop`. Settings and places are those of all_slots[r], which is no padding where slots[r] is;
+    `by_entropy`: some rows have filters of vlm.ops.entropy_filters."""
     if logits.is_cuda and not by_entropy:
         from vlm.ops.kernels.append_sampled import append_sampled as kernel
 
-        kernel(state, slots, settings, own, scores=scores, logits=logits)
+        kernel(state, slots, settings, all_slots=all_slots, scores=scores, logits=logits)
     else:
-        reference(state, slots, settings, own, scores=scores, logits=logits, by_entropy=by_entropy)
+        reference(state, slots, settings, all_slots=all_slots, scores=scores, logits=logits, by_entropy=by_entropy)

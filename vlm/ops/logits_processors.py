@@ -29,7 +29,12 @@ class Processing:
     @property
     def only_bans(self) -> bool:
         """Says whether rules do nothing but forbid tokens, of which it does not matter when."""
-        return not self.rare and {BAN, SUPPRESS} >= {*self.rules} - {END} != set()
+        return not self.rare and {BAN, SUPPRESS} >= self.acting != set()
+
+    @property
+    def acting(self) -> set[int]:
+        """Returns the kinds of rules that change logits."""
+        return {*self.rules} - {END}
 
 
 PLAIN = Processing()
@@ -47,12 +52,12 @@ def apply(
     """Processes logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf; `groups`: rows
     that are beams of one search, where they are. Nothing waits for the host."""
     if rules is not None and processing.only_bans:
-        return penalize(logits, state, penalties, slots, longest=processing.ngrams, bans=rules)
+        return penalize(logits, state, penalties, slots=slots, longest=processing.ngrams, bans=rules)
     s = slots.long()
-    token_rules = row_rules(rules, state, s, logits.shape[1]) if rules is not None and processing.rules else None
+    token_rules = row_rules(rules, state, s, logits.shape[1]) if rules is not None and processing.acting else None
     if token_rules is not None:
         logits = _favoured(logits.float(), penalties.input_repetition[s][:, None], token_rules, processing.rules)
-    logits = penalize(logits, state, penalties, slots, longest=processing.ngrams)
+    logits = penalize(logits, state, penalties, slots=slots, longest=processing.ngrams)
     if token_rules is not None:
         logits = _ruled(logits, token_rules, processing.rules, groups)
     if processing.rare:

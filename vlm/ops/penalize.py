@@ -20,8 +20,8 @@ def reference(
     logits: Tensor,
     state: SequenceState,
     penalties: PenaltyState,
-    slots: Tensor,
     *,
+    slots: Tensor,
     longest: int = NGRAM,
     bans: TokenRules | None = None,
 ) -> Tensor:
@@ -29,13 +29,13 @@ def reference(
     scores = logits.new_zeros((len(s), nothing + 1), dtype=torch.float32)
     scores[:, :-1] = logits
     at, length = torch.arange(state.tokens.shape[1], device=s.device), state.lengths[s][:, None]
-    # rows of a prompt table have no logits
-    history = torch.where(at < length, state.tokens[s].long().clamp(max=nothing), nothing)
+    tokens = state.tokens[s].long()
+    history = torch.where(at < length, tokens.clamp(max=nothing), nothing)  # rows of a prompt table have no logits
     is_output = at >= state.prompt_lengths[s][:, None]
     scores.scatter_(1, history, _penalized(scores.gather(1, history), history, is_output, nothing, penalties, s))
     ends = inside(state.stop_ids[s].long(), nothing)
     for ids, holds in (
-        (history, _repeats(history, length, penalties.ngrams[s][:, None], longest)),
+        (history, _repeats(tokens, length, penalties.ngrams[s][:, None], longest)),
         (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
     ):
         scores.scatter_(1, torch.where(holds, ids, nothing), float("-inf"))
@@ -50,8 +50,8 @@ def penalize(
     logits: Tensor,
     state: SequenceState,
     penalties: PenaltyState,
-    slots: Tensor,
     *,
+    slots: Tensor,
     longest: int = NGRAM,
     bans: TokenRules | None = None,
 ) -> Tensor:
@@ -60,8 +60,8 @@ def penalize(
     if logits.is_cuda:
         from vlm.ops.kernels.penalize import penalize as kernel
 
-        return kernel(logits, state, penalties, slots, bans)
-    return reference(logits, state, penalties, slots, longest=longest, bans=bans)
+        return kernel(logits, state, penalties, slots=slots, bans=bans)
+    return reference(logits, state, penalties, slots=slots, longest=longest, bans=bans)
 
 
 def inside(ids: Tensor, vocab_size: int) -> Tensor:
@@ -81,12 +81,12 @@ def _penalized(
     return scores - of(penalties.presence) * (count > 0) - of(penalties.frequency) * count
 
 
-def _repeats(history: Tensor, length: Tensor, n: Tensor, longest: int) -> Tensor:
+def _repeats(tokens: Tensor, length: Tensor, n: Tensor, longest: int) -> Tensor:
     """Marks the tokens of a history [R, T] before which the n - 1 tokens stand that end it."""
-    at = torch.arange(history.shape[1], device=history.device)[None]
+    at = torch.arange(tokens.shape[1], device=tokens.device)[None]
     holds = (n > 0) & (at < length) & (at >= n - 1)
     for back in range(1, longest):
-        earlier = history.gather(1, (at - back).clamp(min=0).expand(len(history), -1))
-        tail = history.gather(1, (length - back).clamp(min=0).long())
+        earlier = tokens.gather(1, (at - back).clamp(min=0).expand(len(tokens), -1))
+        tail = tokens.gather(1, (length - back).clamp(min=0).long())
         holds = holds & ((earlier == tail) | (back >= n))
     return holds

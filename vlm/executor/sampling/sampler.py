@@ -75,7 +75,7 @@ class Sampler:
             append_likeliest(state.slots, rows.single, logits)
             return
         append_sampled(
-            state.slots, rows.single, state.sampling, rows.all, logits=logits, by_entropy=plan.filtered,
+            state.slots, rows.single, state.sampling, all_slots=rows.all, logits=logits, by_entropy=plan.filtered,
             scores=logits if how == "sample" else self._processed(logits, rows, plan),
         )  # fmt: skip
 

@@ -36,7 +36,8 @@ def _likeliest(
     out = row * tl.num_programs(1) + part
     tl.store(token_ptr + out, part * PART + at)
     tl.store(best_ptr + out, best)
-    tl.store(sum_ptr + out, tl.sum(tl.exp(x - best)))
+    base = tl.where(best == -float("inf"), 0.0, best)  # a part of nothing but -inf adds nothing
+    tl.store(sum_ptr + out, tl.sum(tl.exp(x - base)))
 
 
 def append_likeliest(state: SequenceState, slots: Tensor, logits: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.append_and_check_stop import append_and_check_stop
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
-from vlm.ops.kernels.draw import drawn_of_all, drawn_of_few, noise, scaled
+from vlm.ops.kernels.draw import drawn_of_all, drawn_of_top_k, noise, scaled
 from vlm.ops.kernels.jit import jit
 from vlm.ops.sample import LEAST_TEMPERATURE
 
@@ -28,7 +28,7 @@ GROUP, MOST = 32, 128  # tokens of a group, and groups in which the k highest ar
 @dependent
 def _parts(
     scores_ptr, slots_ptr, temperatures_ptr, seeds_ptr, lengths_ptr, tokens_ptr, bests_ptr, sums_ptr, groups_ptr, V,
-    stride, parts, PART: tl.constexpr, GROUP: tl.constexpr, LEAST: tl.constexpr,
+    stride, parts, DRAWS: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -45,7 +45,7 @@ def _parts(
 
     slot = tl.load(slots_ptr + row).to(tl.int64)
     temperature = tl.load(temperatures_ptr + slot)
-    if temperature > 0:
+    if DRAWS & (temperature > 0):
         temperature = tl.maximum(temperature, LEAST)
         x = scaled(x, temperature)
         group = tl.arange(0, PART // GROUP)
@@ -71,7 +71,7 @@ def _nucleus(p_ptr, decay_ptr, least_ptr, steps_ptr, slot):
 def _draw(
     scores_ptr, logits_ptr, slots_ptr, tokens_ptr, bests_ptr, sums_ptr, raw_bests_ptr, raw_sums_ptr,
     groups_ptr, chosen_ptr, temperatures_ptr, k_ptr, p_ptr, min_p_ptr, seeds_ptr, decay_ptr, least_p_ptr, steps_ptr,
-    lengths_ptr, token_ptr, logprob_ptr, V, stride, logits_stride, parts, raw_stride, PADDED: tl.constexpr,
+    lengths_ptr, token_ptr, logprob_ptr, V, stride, logits_stride, parts, PADDED: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
@@ -98,9 +98,9 @@ def _draw(
         top, few = tl.div_rn(highest, temperature), -1
         if is_cut:
             groups_ptr += row * parts * (PART // GROUP)
-            few = drawn_of_few(
-                scores_ptr, groups_ptr, chosen_ptr + row * MOST, temperature, top, k, p, min_p, seed, position, V,
-                parts * (PART // GROUP), GROUPS=PADDED * (PART // GROUP), MOST=MOST, GROUP=GROUP,
+            few = drawn_of_top_k(
+                scores_ptr, groups_ptr, chosen_ptr + row * MOST, likeliest, temperature, top, k, p, min_p, seed,
+                position, V, parts * (PART // GROUP), GROUPS=PADDED * (PART // GROUP), MOST=MOST, GROUP=GROUP,
             )  # fmt: skip
         if few >= 0:
             token = few
@@ -111,9 +111,9 @@ def _draw(
             token = drawn_of_all(
                 scores_ptr, token, likeliest, temperature, top, whole, k, p, min_p, seed, position, V, CHUNK
             )
-    raw = tl.load(raw_bests_ptr + row * raw_stride + i, mask=there, other=-float("inf"))
+    raw = tl.load(raw_bests_ptr + at, mask=there, other=-float("inf"))
     raw_top = tl.max(raw)
-    raw_sum = tl.sum(tl.load(raw_sums_ptr + row * raw_stride + i, mask=there, other=0.0) * tl.exp(raw - raw_top))
+    raw_sum = tl.sum(tl.load(raw_sums_ptr + at, mask=there, other=0.0) * tl.exp(raw - raw_top))
     own = tl.load(logits_ptr + row * logits_stride + token).to(tl.float32)
     tl.store(token_ptr + row, token)
     tl.store(logprob_ptr + row, own - raw_top - tl.log(raw_sum))
@@ -129,31 +129,37 @@ def _count_steps(slots_ptr, tokens_ptr, lengths_ptr, reset_ptr, steps_ptr, width
 
 
 def append_sampled(
-    state: SequenceState, slots: Tensor, settings: SamplingState, own: Tensor, *, scores: Tensor, logits: Tensor
+    state: SequenceState,
+    slots: Tensor,
+    settings: SamplingState,
+    *,
+    all_slots: Tensor,
+    scores: Tensor,
+    logits: Tensor,
 ) -> None:
     rows, vocab_size = scores.shape
     assert scores.stride(1) == logits.stride(1) == 1
-    found = _drawn_parts(state, settings, own, scores)
-    raw = found if scores is logits else _drawn_parts(state, settings, own, logits)
-    parts = found.tokens.shape[2]
+    drawn = _of_parts(scores, state, settings, all_slots=all_slots, draws=True)
+    plain = drawn if scores is logits else _of_parts(logits, state, settings, all_slots=all_slots, draws=False)
+    parts = drawn.tokens.shape[2]
     token, chosen = _empty(scores, rows, dtype=torch.int32), _empty(scores, rows, MOST, dtype=torch.int32)
     logprob = _empty(scores, rows)
     _draw[(rows,)](
-        scores, logits, own, found.tokens, found.bests, found.sums, raw.bests, raw.sums, found.groups, chosen,
+        scores, logits, all_slots, drawn.tokens, drawn.bests, drawn.sums, plain.bests, plain.sums, drawn.groups, chosen,
         settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seeds, settings.top_p_decay,
         settings.top_p_min, settings.decay_steps, state.lengths, token, logprob,
-        vocab_size, scores.stride(0), logits.stride(0), parts, 2 * parts, PADDED=triton.next_power_of_2(parts),
+        vocab_size, scores.stride(0), logits.stride(0), parts, PADDED=triton.next_power_of_2(parts),
         PART=PART, CHUNK=CHUNK, GROUP=GROUP, MOST=MOST, LEAST=LEAST_TEMPERATURE, num_warps=16,
     )  # fmt: skip
     append_and_check_stop(state, slots, token, logprob)
     _count_steps[(rows,)](
-        own, state.tokens, state.lengths, settings.top_p_reset_id, settings.decay_steps, state.tokens.shape[1],
+        all_slots, state.tokens, state.lengths, settings.top_p_reset_id, settings.decay_steps, state.tokens.shape[1],
         num_warps=1,
     )  # fmt: skip
 
 
 class _Parts(NamedTuple):
-    """What parts of the vocabulary hold, as it is and with noise: [R, 2, parts]"""
+    """Holds what parts of the vocabulary come to, as they are and with noise: [R, 2, parts]"""
 
     tokens: Tensor  # int32: the first of the best
     bests: Tensor  # float32: its score
@@ -161,16 +167,19 @@ class _Parts(NamedTuple):
     groups: Tensor  # [R, parts, PART // GROUP] float32: the best scaled score of each group
 
 
-def _drawn_parts(state: SequenceState, settings: SamplingState, own: Tensor, scores: Tensor) -> _Parts:
+def _of_parts(
+    scores: Tensor, state: SequenceState, settings: SamplingState, *, all_slots: Tensor, draws: bool
+) -> _Parts:
+    """Returns what the parts of scores [R, V] come to; those with noise are left open unless it `draws`."""
     rows, vocab_size = scores.shape
-    parts = triton.cdiv(vocab_size, PART)
-    tokens, groups = _empty(scores, rows, 2, parts, dtype=torch.int32), _empty(scores, rows, parts, PART // GROUP)
-    found = _Parts(tokens, _empty(scores, rows, 2, parts), _empty(scores, rows, 2, parts), groups)
-    _parts[(rows, parts)](
-        scores, own, settings.temperature, settings.seeds, state.lengths, *found, vocab_size, scores.stride(0), parts,
-        PART=PART, GROUP=GROUP, LEAST=LEAST_TEMPERATURE, num_warps=4,
+    count = triton.cdiv(vocab_size, PART)
+    tokens, groups = _empty(scores, rows, 2, count, dtype=torch.int32), _empty(scores, rows, count, PART // GROUP)
+    parts = _Parts(tokens, _empty(scores, rows, 2, count), _empty(scores, rows, 2, count), groups)
+    _parts[(rows, count)](
+        scores, all_slots, settings.temperature, settings.seeds, state.lengths, *parts, vocab_size, scores.stride(0),
+        count, DRAWS=draws, PART=PART, GROUP=GROUP, LEAST=LEAST_TEMPERATURE, num_warps=4,
     )  # fmt: skip
-    return found
+    return parts
 
 
 def _empty(like: Tensor, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:

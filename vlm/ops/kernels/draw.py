@@ -52,7 +52,7 @@ def _count(scores_ptr, temperature, least, V, CHUNK: tl.constexpr):
     for begin in range(0, V, CHUNK):
         i = begin + tl.arange(0, CHUNK)
         x = scaled(tl.load(scores_ptr + i, mask=i < V, other=-float("inf")).to(tl.float32), temperature)
-        count += ((_ordered(x.to(tl.int32, bitcast=True)) >= least) & (i < V)).to(tl.int32)
+        count += ((_ordered(x.to(tl.int32, bitcast=True)) >= least) & (x == x) & (i < V)).to(tl.int32)
     return tl.sum(count)
 
 
@@ -108,36 +108,37 @@ def _redrawn(scores_ptr, temperature, seed, position, value, token, V, CHUNK: tl
 
 
 @jit
-def drawn_of_few(
-    scores_ptr, groups_ptr, chosen_ptr, temperature, top, k, p, min_p, seed, position, V, num_groups,
+def drawn_of_top_k(
+    scores_ptr, groups_ptr, chosen_ptr, likeliest, temperature, top, k, p, min_p, seed, position, V, num_groups,
     GROUPS: tl.constexpr, MOST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Draws among the k highest, which lie in those groups whose highest are among the k highest of these; -1 where
     these groups are more than MOST, or all of them fewer than k."""
     g = tl.arange(0, GROUPS)
     highest = tl.load(groups_ptr + g, mask=g < num_groups, other=-float("inf"))
-    is_in = (highest >= _kth(highest, k)) & (g < num_groups)
+    is_in = (highest >= _kth(highest, k)) & (highest > -float("inf"))
     count, token = tl.sum(is_in.to(tl.int32)), -1
     if (k <= num_groups) & (count <= MOST):
         tl.store(chosen_ptr + tl.cumsum(is_in.to(tl.int32)) - 1, g, mask=is_in)
-        tl.debug_barrier()
+        tl.debug_barrier()  # what others have chosen is read
         n = tl.arange(0, MOST * GROUP)
         i = tl.load(chosen_ptr + n // GROUP, mask=n // GROUP < count, other=0) * GROUP + n % GROUP
         there = (n // GROUP < count) & (i < V)
         x = tl.load(scores_ptr + i, mask=there, other=-float("inf")).to(tl.float32)
         x = tl.where(there & (x == x), scaled(x, temperature), -float("inf"))
         x = tl.where(x >= _kth(x, k), x, -float("inf"))
-        share = tl.exp(x - top)
+        share = tl.where(x == top, 1.0, tl.exp(x - top))  # infinite ones have no difference
         whole = tl.sum(share)
         drawn = tl.where(share >= min_p, x + noise(seed, position, i), -float("inf"))
-        passes = count > MOST
-        while not passes:
+        passes = count > MOST  # not yet
+        while not passes:  # each turn looks at fewer, and the likeliest ends it
             best = tl.max(drawn)
-            token = tl.min(tl.where(drawn == best, i, 2147483647))
+            first = tl.min(tl.where(drawn == best, i, 2147483647))
+            token = tl.where(best > -float("inf"), first, likeliest)  # pyright: ignore[reportOperatorIssue]
             value = tl.max(tl.where(i == token, x, -float("inf")))
             above = _is_above(x, i, value, token)
             before = tl.sum(tl.where(above, share, 0.0))
-            passes = (p >= 1.0) | (before < p * whole) | (before == 0.0)
+            passes = (p >= 1.0) | (before < p * whole) | (token == likeliest)
             drawn = tl.where(above, drawn, -float("inf"))
     return token
 

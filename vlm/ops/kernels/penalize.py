@@ -70,7 +70,7 @@ def _ban(
         row = tl.sum(tl.where(here, r + 1, 0)) - 1  # pyright: ignore[reportOperatorIssue]
         length = tl.load(lengths_ptr + slot)
         missing = tl.where((row < 0) | ((place >= 0) & (place != length)), 1, 0)
-        for begin in range(0, prefixes, TILE):
+        for begin in range(0, tl.where(missing == 0, prefixes, 0), TILE):
             i = begin + tl.arange(0, TILE)
             own = tl.load(prefix_rules_ptr + i, mask=i < prefixes, other=-1) == rule
             at = length - tl.load(backs_ptr + i, mask=own, other=0)
@@ -102,7 +102,7 @@ def _apply(
 
 
 def penalize(
-    logits: Tensor, state: SequenceState, penalties: PenaltyState, slots: Tensor, bans: TokenRules | None = None
+    logits: Tensor, state: SequenceState, penalties: PenaltyState, *, slots: Tensor, bans: TokenRules | None = None
 ) -> Tensor:
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
