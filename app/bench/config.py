@@ -146,8 +146,6 @@ class RowsConfig(SubjectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for row in self.rows:
-            SamplingParams(num_beams=row.num_beams, **row.settings)
         for flag, values in self._lists.items():
             if min(values) < 1:
                 raise InputError(f"{flag} holds {min(values)}; its numbers must be at least 1.")
@@ -155,6 +153,8 @@ class RowsConfig(SubjectConfig):
             raise InputError(
                 f"--input-output-len asks for {out} token out; at least 2 tokens out are needed to time one."
             )
+        for row in self.rows:
+            SamplingParams(num_beams=row.num_beams, **row.settings)
 
     @property
     def _lists(self) -> dict[str, tuple[int, ...]]:

@@ -471,6 +471,10 @@ PACKAGED = ["--model", "mini-t5"]
         ([*PACKAGED, "--settings", ";num_beams=4"], "--settings names num_beams; allowed are temperature, top_k"),
         ([*PACKAGED, "--settings", "top_k=few"], "--settings top_k is 'few'; give a whole number"),
         ([*PACKAGED, "--settings", "top_k=2.5"], "--settings top_k is '2.5'; give a whole number"),
+        (
+            [*PACKAGED, "--settings", ";temperature=1", "--num-beams", "1;4"],
+            "--num-beams is 4 and temperature 1, which exclude each",
+        ),
         ([*PACKAGED, "--settings", "top_p=2"], "top_p is 2.0; it must lie in (0, 1]"),
         ([*PACKAGED, "--settings", "top_k=5", "--ctranslate2", "int8"], "--ctranslate2 is measured without --settings"),
         ([*PACKAGED, "--hf-new-tokens", "1"], "--hf-new-tokens is 1; it must be at least 2"),
