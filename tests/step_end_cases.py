@@ -44,6 +44,7 @@ def append_likeliest(device: torch.device) -> None:
         wide[:, vocab:] = torch.nan
         logits = wide[:, :vocab]
         logits[1, :] = 0.5
+        logits[2, : vocab // 2] = -torch.inf  # all of a part
         states = [slots_that_decode(rows, device) for _ in range(2)]
         slots = torch.randperm(rows, device=device, dtype=torch.int32)
         slots[-1] = rows  # which has ended
@@ -71,7 +72,7 @@ def append_sampled(device: torch.device) -> None:
     for turn, (vocab, rounded, dtype) in enumerate(cases):
         logits = _wide(len(rows) + 2, vocab, 7, device).to(dtype)[:, :vocab]
         logits.copy_(logits.round() if rounded else logits)  # rounded: many equals
-        logits[0, 1 : min(vocab - 9, 2100)] = -torch.inf  # all of a part
+        logits[0, : min(vocab - 9, 2100)] = -torch.inf  # all of a part
         scores = logits
         if turn % 2 == 0:
             scores = _wide(len(logits), vocab, 13, device)[:, :vocab]
