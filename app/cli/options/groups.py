@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typer.models import OptionInfo
 
 from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import InputError
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.empty_paths import check_paths
@@ -70,8 +72,12 @@ class Group:
         return [self._parameter(name, option) for name, option in self.options.items()]
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Makes of what typer found what the verb gets. Raises a VlmError for a value that is not allowed."""
+        """Makes of what typer found what the verb gets. Raises a VlmError for a value that is not allowed, and for a
+        variable that is empty, such as a secret that was not found: typer takes it for none."""
         entries = {name: values[name] for name in self.options if values[name] not in (None, [])}
+        unset = [option.env for name, option in self.options.items() if option.env and name not in entries]
+        if empty := [name for name in unset if os.environ.get(name) == ""]:
+            raise InputError(f"{empty[0]} is empty; give it a value, or unset it.")
         return self.make({name: self._value(name, value) for name, value in entries.items()})
 
     def _value(self, name: str, value: Any) -> Any:

@@ -30,6 +30,7 @@ class Config:
     numbers: tuple[int, ...] = option((), "Which.")
     loud: bool = option(False, "Be heard.", flags=("--very-loud",))
     pairs: tuple[tuple[str, float], ...] = option((), "Names and numbers.", read=read_pairs)
+    key: str | None = option(None, "What opens it.", env="VLM_TEST_KEY")
 
 
 def program():
@@ -48,6 +49,16 @@ def program():
 
 def call(*arguments):
     return CliRunner().invoke(program(), [*map(str, arguments)])
+
+
+def test_a_variable_stands_for_an_option_and_is_not_empty(monkeypatch):
+    """A server whose secret was not found would let everybody in."""
+    monkeypatch.setenv("VLM_TEST_KEY", "k")
+    assert call().stdout == "a {'key': 'k'} 1\n"
+    monkeypatch.setenv("VLM_TEST_KEY", "")
+    assert call("--key", "own").stdout == "a {'key': 'own'} 1\n"
+    refused = call()
+    assert refused.exit_code == 2 and "VLM_TEST_KEY is empty; give it a value, or unset it." in refused.output
 
 
 def test_a_field_with_an_option_is_one():
