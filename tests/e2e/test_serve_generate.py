@@ -279,7 +279,18 @@ def test_a_stream_that_is_left_ends_its_work(served, monkeypatch):
     until(lambda: aborted and not service.num_outputs)
 
 
-def test_a_timeout_ends_a_stream_with_an_event(served, monkeypatch):
+@pytest.mark.parametrize("are_there", [False, True])
+def test_a_timeout_ends_a_stream_with_an_event(served, monkeypatch, are_there):
+    """Also where the bursts that follow need not be waited for, as a slow client leaves them lying."""
+    service = served.service("mini-t5")
+    stream_bursts = service.stream_bursts
+
+    async def collected(items):
+        for burst in [each async for each in stream_bursts(items)]:
+            yield burst
+
+    if are_there:
+        monkeypatch.setattr(service, "stream_bursts", collected)
     readings = itertools.chain([0.0, 0.0], itertools.repeat(1e9))  # its beginning, the first burst, the others
     monkeypatch.setattr("vlm_app.server.kserve.inference.time", SimpleNamespace(monotonic=lambda: next(readings)))
     first, last = events(served, "mini-t5", text_input=TEXT, timeout=10**9)

@@ -66,6 +66,7 @@ class Inference:
             while not partial_outputs.ended:
                 async with self._within(began):  # each step has a task of its own
                     burst = await anext(bursts)
+                    await asyncio.sleep(0)  # one that was there already may be late, too
                 # a response for each row of it would have all rows written so many times
                 taken = [partial_outputs.take(number, delta) for number, delta in burst]
                 if any(taken):
