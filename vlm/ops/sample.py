@@ -28,6 +28,7 @@ def greedy_reference(logits: Tensor) -> tuple[Tensor, Tensor]:
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Finds in logits [R, V] of the host the likeliest token [R] int64 (the first of equals), its log-probability [R]
     float32."""
+    logits = logits.float()  # once for both
     token = likeliest(logits)
     return token, log_probability(logits, token)
 
