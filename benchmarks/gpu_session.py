@@ -99,6 +99,10 @@ COMMANDS = (
     ("bart-large-cnn-beams", 90,  # as its publication has it
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --batch-size 32 --input-output-len 350,128 "
      "--num-beams 4 --settings ;no_repeat_ngram_size=3 --hf-new-tokens 16 --repeats 5 --hf-repeats 1"),
+    ("opus-mt-beams", 90,  # as its publication has it
+     "text --arch opus-mt-de-en --random-weights --dtype bfloat16 --batch-size 1;128 --input-output-len 64,64 "
+     '--num-beams 4 --settings ;{"bad_words_ids":[[58100]],"renormalize_logits":true} --hf-new-tokens 16 '
+     "--repeats 5 --hf-repeats 1"),
     ("bart-large-cnn-lora", 75,
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --backend torch,torch+lora-8x16 "
      "--batch-size 128 --input-output-len 350,128 --repeats 5 --profile --no-hf"),

@@ -38,6 +38,7 @@ from vlm.ops import rotary_angles as angles_op
 from vlm.ops import scale_rows as scale_op
 from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
+from vlm.ops.beam_state import RowScores
 from vlm.ops.kernels import activation as activation_kernel
 from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
@@ -693,10 +694,14 @@ def beam_search(device: torch.device) -> None:
         logits = 2 * torch.randn(sum(widths), vocab, device=device)
         logits[:, 1] += -3 if turn < 4 else 0.5
         logits[turn % sum(widths), 5:30] = float("-inf")
-        normalized = turn % 2 == 1
+        normalized, again = turn % 2 == 1, None
         logits = logits.log_softmax(-1) if normalized else logits
-        want = beam_op.reference_step(logits, normalized, states[0].slots, states[0].beams, groups)
-        found = beam_kernel.step(logits, normalized, states[1].slots, states[1].beams, groups)
+        if turn % 4 == 3:  # two rows of any and one of nothing add up to 1 again
+            logits[:, 30:] = logits[1] = float("-inf")
+            again = torch.arange(len(logits), device=device) < 3
+        row_scores = RowScores(logits, normalized=normalized, again=again)
+        want = beam_op.reference_step(row_scores, states[0].slots, states[0].beams, groups)
+        found = beam_kernel.step(row_scores, states[1].slots, states[1].beams, groups)
         # what an ended search would go on with may be anything
         goes_on = states[0].slots.finish[groups.slots[:, 0].long()] == 0
         assert torch.equal(want[goes_on], found[goes_on].long())
@@ -728,7 +733,7 @@ def _larger_sizes(device: torch.device) -> None:
         slots = torch.tensor(slots, dtype=torch.int32, device=device)
         for _ in range(4):
             logits = torch.randint(0, 3, (5, 40), generator=make).float().to(device)
-            beam_kernel.step(logits, False, s, b, beam_op.Groups(slots, slots % 5, 5, most))
+            beam_kernel.step(RowScores(logits), s, b, beam_op.Groups(slots, slots % 5, 5, most))
         states.append(state)
     narrow, wide = states
     assert torch.equal(narrow.slots.tokens[:5], wide.slots.tokens[:5]) and narrow.slots.finish[:5].tolist() == [3] * 5
@@ -750,7 +755,7 @@ def _one_outcome(device: torch.device) -> None:
         slots = torch.tensor([[0, 1, 2]], dtype=torch.int32, device=device)
         logits = torch.full((3, 40), float("-inf"), device=device)
         logits[:, 5] = 0.0
-        step(logits, False, s, b, beam_op.Groups(slots, slots, 3, 6))
+        step(RowScores(logits), s, b, beam_op.Groups(slots, slots, 3, 6))
         assert b.ended[:3].tolist() == [True, False, False]
         assert (b.hypotheses[0, 1], b.hypothesis_scores[0]) == (5, 0.0)
         assert s.finish[:3].tolist() == [3, 3, 3]

@@ -183,6 +183,8 @@ def topk_logprobs(device: torch.device) -> None:
         torch.testing.assert_close(values, want)
         torch.testing.assert_close(normalizer, want_normalizer, atol=2e-5, rtol=1e-5)
         assert torch.equal(ids[want > float("-inf")], want_ids[want > float("-inf")])
+        low = logits.bfloat16()
+        torch.testing.assert_close(topk_op.log_probabilities(low), low.float().log_softmax(-1), atol=2e-5, rtol=1e-5)
 
 
 def append_and_check_stop(device: torch.device) -> None:

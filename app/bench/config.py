@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from vlm.config import BuildConfig, Config, RuntimeConfig
 from vlm.config.build import DTYPES
 from vlm.errors import InputError, listed
-from vlm.options import check_limits, option, same_option
+from vlm.options import check_limits, converted, option, same_option
 from vlm.ranges import at_least, one_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm.requests.sampling_params import SamplingParams
@@ -139,8 +139,9 @@ class RowsConfig(SubjectConfig):
     )
     hf_repeats: int = option(1, "Hugging Face's runs.", allowed=at_least(1))
     settings: tuple[dict[str, Any], ...] = option(
-        ({},), 'Of drawing and penalties, "top_k=50,temperature=0.7"; several apart by ";", ";no_repeat_ngram_size=3": '
-        "without any, and with one.", default="none", read=partial(read_settings, option="--settings"),
+        ({},), 'Of generation, "top_k=50,temperature=0.7"; several apart by ";", ";no_repeat_ngram_size=3": without '
+        "any, and with one; what is no number in a JSON object, as generation_config.json has it.",
+        default="none", read=partial(read_settings, option="--settings"),
     )  # fmt: skip
     profile: bool = same_option(LatencyConfig, "profile")
 
@@ -154,7 +155,7 @@ class RowsConfig(SubjectConfig):
                 f"--input-output-len asks for {out} token out; at least 2 tokens out are needed to time one."
             )
         for row in self.rows:
-            SamplingParams(num_beams=row.num_beams, **row.settings)
+            SamplingParams(num_beams=row.num_beams, **converted(SamplingParams, row.settings))
 
     @property
     def _lists(self) -> dict[str, tuple[int, ...]]:

@@ -7,8 +7,12 @@ import re
 from typing import Any
 
 from vlm.errors import InputError, listed
-from vlm.options import defaults_of, options_of
+from vlm.options import Option, defaults_of, options_of
 from vlm.requests.sampling_options import SamplingOptions
+
+# sections of generation's settings that a row may have, but for what other options say
+SETTINGS = ("Drawing", "Penalties", "Tokens that may come", "Beams and several outputs")
+OF_OTHER_OPTIONS = ("num_beams", "num_return_sequences")
 
 
 def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
@@ -76,27 +80,36 @@ def size(text: str, option: str) -> tuple[int, int]:
 
 
 def settings(text: str, option: str) -> tuple[dict[str, Any], ...]:
-    """Reads ";top_k=50,temperature=0.7": settings of generation, a row each, of which the first has none. Raises
-    InputError for what is no number, and for what Hugging Face has no number for."""
-    allowed = [
-        name
-        for name, setting in options_of(SamplingOptions).items()
-        if setting.section in ("Drawing", "Penalties") and setting.model_key
-    ]
-    rows, defaults = [], defaults_of(SamplingOptions)
-    for row in text.split(";"):
-        parts = [part.strip().partition("=") for part in row.split(",") if part.strip()]
-        if unknown := [name for name, _, _ in parts if name not in allowed]:
-            raise InputError(f"{option} names {listed(unknown)}; allowed are {listed(allowed)}.")
-        rows.append({name: _number(value, f"{option} {name}", type(defaults[name])) for name, _, value in parts})
-    return tuple(rows)
+    """Reads ";top_k=50,temperature=0.7": settings of generation, a row each, of which the first has none; a row may be
+    a JSON object, too. Raises InputError for what is no number, and for what Hugging Face has no name for."""
+    return tuple(_settings_of(row.strip(), option) for row in text.split(";"))
 
 
-def _number(text: str, what: str, kind: type) -> float:
+def _settings_of(row: str, option: str) -> dict[str, Any]:
+    """Reads the settings of one row."""
+    is_json = row.startswith("{")
+    parts = [part.strip().partition("=") for part in row.split(",") if part.strip()]
+    found = json_object(row, option) if is_json else {name: value for name, _, value in parts}
+    allowed = [name for name, setting in options_of(SamplingOptions).items() if _may_be_measured(name, setting)]
+    if unknown := [name for name in found if name not in allowed]:
+        raise InputError(f"{option} names {listed(unknown)}; allowed are {listed(allowed)}.")
+    return found if is_json else {name: _number(value, name, option) for name, value in found.items()}
+
+
+def _may_be_measured(name: str, setting: Option) -> bool:
+    """Says whether Hugging Face has a setting by that name, and no other option says it."""
+    return setting.section in SETTINGS and setting.model_key is not None and name not in OF_OTHER_OPTIONS
+
+
+def _number(text: str, name: str, option: str) -> float:
+    kind = type(defaults_of(SamplingOptions)[name])
+    if kind not in (int, float):
+        raise InputError(f'{option} {name} is no number; give its row as a JSON object: {{"{name}": …}}.')
     try:
         return kind(text)
     except ValueError:
-        raise InputError(f"{what} is {text!r}; give {'a whole number' if kind is int else 'a number'}.") from None
+        numbers = "a whole number" if kind is int else "a number"
+        raise InputError(f"{option} {name} is {text!r}; give {numbers}.") from None
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

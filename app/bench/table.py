@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,7 +140,12 @@ def _text_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
 
 def _settings(row: dict[str, Any]) -> str:
     """Names the settings of a row: `, top_k 50, temperature 0.7`."""
-    return "".join(f", {name} {value:g}" for name, value in row.get("settings", {}).items())
+    return "".join(f", {name} {_setting(value)}" for name, value in row.get("settings", {}).items())
+
+
+def _setting(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else json.dumps(value)
 
 
 def tokens_in(row: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.beam_state import BeamState, Groups
+from vlm.ops.beam_state import BeamState, Groups, RowScores
 from vlm.ops.sequence_state import SequenceState
 from vlm.ops.topk_logprobs import topk_logprobs
 
@@ -60,16 +60,16 @@ def _priced(total: Tensor, diversity: Tensor, most: int) -> Tensor:
 
 
 def best_of_likeliest(
-    logits: Tensor, normalized: bool, state: SequenceState, beams: BeamState, groups: Groups, stops: Tensor | None
+    row_scores: RowScores, state: SequenceState, beams: BeamState, groups: Groups, stops: Tensor | None
 ) -> Candidates:
-    """Takes the best of each beam's likeliest tokens by logits [R, V], log-probabilities where they are `normalized`:
-    as many as `num_candidates` says, in sizes that do not follow from what is on the device."""
+    """Takes the best of each beam's likeliest tokens: as many as `num_candidates` says, in sizes that do not follow
+    from what is on the device."""
     exist, slots, rows = groups.beams, groups.slots.long(), groups.rows.long()
     keep = num_candidates(state, groups, stops)
-    most = min(logits.shape[1], groups.most)  # of a beam
+    most = min(row_scores.values.shape[1], groups.most)  # of a beam
     count = min(slots.shape[1] * most, groups.most)  # of a group
-    best, token, normalizer = topk_logprobs(logits, most)  # of a row: what is added to it is the same for all
-    best = best if normalized else best - normalizer[:, None]
+    best, token, logsumexp = topk_logprobs(row_scores.values, most)  # of a row: what is added to it is the same for all
+    best = best - row_scores.normalizer(logsumexp)[:, None]
     rank, must = torch.arange(most, device=best.device), _forced(state, slots)[..., None]
     best = torch.where(must >= 0, torch.where(rank == 0, 0.0, float("-inf")), best[rows])
     token = torch.where(must >= 0, must, token[rows])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.beam_candidates import Candidates, best_of_all, best_of_likeliest, num_candidates
-from vlm.ops.beam_state import NONE, BeamState, EarlyStopping, Groups
+from vlm.ops.beam_state import NONE, BeamState, EarlyStopping, Groups, RowScores
 from vlm.ops.paged_kv import KVCache
 from vlm.ops.sequence_state import SequenceState
 from vlm.requests.finish import LENGTH, RUNNING
@@ -26,34 +26,24 @@ KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come
 
 
 def step(
-    logits: Tensor,
-    normalized: bool,
-    state: SequenceState,
-    beams: BeamState,
-    groups: Groups,
-    stops: Tensor | None = None,
+    row_scores: RowScores, state: SequenceState, beams: BeamState, groups: Groups, stops: Tensor | None = None
 ) -> Tensor:
     """Takes every running group one token further, in place; returns the parents [G, W] of its beams, by which the
-    key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities; `stops` [R, V] bool: tokens that
-    end a beam as its end tokens do."""
-    if logits.is_cuda and stops is None and groups.most <= min(logits.shape[1], KERNEL_CANDIDATES):
+    key/value cache follows. `stops` [R, V] bool: tokens that end a beam as its end tokens do."""
+    values = row_scores.values
+    if values.is_cuda and stops is None and groups.most <= min(values.shape[1], KERNEL_CANDIDATES):
         from vlm.ops.kernels.beam_search import step as kernel
 
-        return kernel(logits, normalized, state, beams, groups)
-    return reference_step(logits, normalized, state, beams, groups, stops)
+        return kernel(row_scores, state, beams, groups)
+    return reference_step(row_scores, state, beams, groups, stops)
 
 
 def reference_step(
-    logits: Tensor,
-    normalized: bool,
-    state: SequenceState,
-    beams: BeamState,
-    groups: Groups,
-    stops: Tensor | None = None,
+    row_scores: RowScores, state: SequenceState, beams: BeamState, groups: Groups, stops: Tensor | None = None
 ) -> Tensor:
-    if logits.is_cuda:  # a graph, whose sizes are those of the widest
-        return _step(best_of_likeliest(logits, normalized, state, beams, groups, stops), state, beams, groups, stops)
-    logprobs = logits.float() if normalized else logits.float().log_softmax(-1)
+    if row_scores.values.is_cuda:  # a graph, whose sizes are those of the widest
+        return _step(best_of_likeliest(row_scores, state, beams, groups, stops), state, beams, groups, stops)
+    logprobs = row_scores.log_probabilities
     runs = groups.beams[:, 0] & (state.finish[groups.slots[:, 0].long()] == RUNNING)
     parents = torch.arange(groups.slots.shape[1]).repeat(len(runs), 1)
     for chosen, alike in groups.of_one_size(runs, num_candidates(state, groups, stops)):

@@ -1,4 +1,5 @@
-"""What a beam search keeps of its searches, on the device, and which rows of a step are their beams."""
+"""What a beam search keeps of its searches, on the device, which rows of a step are their beams, and what these score
+continuations by."""
 
 from __future__ import annotations
 
@@ -68,3 +69,32 @@ class Groups:
         for width, count in sizes[among].unique(dim=0).tolist():
             chosen = among & (sizes[:, 0] == width) & (sizes[:, 1] == count)
             yield chosen, Groups(self.slots[chosen, :width], self.rows[chosen, :width], self.padding_slot, count)
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Holds what `R` rows score their continuations by."""
+
+    values: Tensor  # [R, V]: logits, or log-probabilities where they are
+    normalized: bool = False
+    again: Tensor | None = None  # [R] bool: rows whose log-probabilities were processed and are to be normalized again
+
+    def normalizer(self, logsumexp: Tensor) -> Tensor:
+        """Returns what is taken off each row's values, of which this is the `logsumexp` [R]: nothing of
+        log-probabilities of which nothing is left."""
+        if not self.normalized:
+            return logsumexp
+        if self.again is None:
+            return torch.zeros_like(logsumexp)
+        return torch.where(self.again & logsumexp.isfinite(), logsumexp, 0.0)
+
+    @property
+    def log_probabilities(self) -> Tensor:
+        """Returns them of all tokens, as Hugging Face computes them: [R, V] float32"""
+        values = self.values.float()
+        if self.normalized and self.again is None:
+            return values
+        if self.again is None:
+            return values.log_softmax(-1)
+        again = self.again & (values > float("-inf")).any(1)
+        return torch.where(again[:, None], values.log_softmax(-1), values)

@@ -1,7 +1,8 @@
 """What a request forbids, discourages or favours, applied to its logits in the order of Hugging Face's processors.
 
 Biases of sequences, penalties, repeated n-grams, early ends (`penalize`), bad words, several forced ends, invalid
-values, ends that get likelier, suppressed tokens, and at last the normalization.
+values, ends that get likelier, and at last suppressed tokens. Hugging Face's normalization behind all of them is a
+beam search's (`beam_search`): no other choice sees it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ class Processing:
 
     rules: tuple[int, ...] = ()  # kinds of rules about tokens
     ngrams: int = NGRAM  # size of the longest n-gram
-    rare: bool = False  # ends that get likelier, invalid values, normalization
+    cleans: bool = False  # invalid values become finite
+    decays: bool = False  # ends get likelier
+    normalizes: bool = False  # chances of some beams add up to 1 again, behind all else
 
     @property
     def only_bans(self) -> bool:
         """Says whether rules do nothing but forbid tokens, of which it does not matter when."""
-        return not self.rare and {BAN, SUPPRESS} >= self.acting != set()
+        return not (self.cleans or self.decays) and {BAN, SUPPRESS} >= self.acting != set()
 
     @property
     def acting(self) -> set[int]:
@@ -60,13 +63,14 @@ def apply(
     logits = penalize(logits, state, penalties, slots=slots, longest=processing.ngrams)
     if token_rules is not None:
         logits = _ruled(logits, token_rules, processing.rules, groups)
-    if processing.rare:
+    if processing.cleans:
         logits = _cleaned(logits, penalties.clean[s][:, None])
+    if processing.decays:
         ends, length = inside(state.stop_ids[s].long(), logits.shape[1]), state.lengths[s][:, None]
         logits = _ending(logits, ends, length, penalties.decay_starts[s][:, None], penalties.decay_factors[s][:, None])
     if token_rules is not None and SUPPRESS in processing.rules:
         logits = logits.masked_fill(token_rules.marked(SUPPRESS), float("-inf"))
-    return _normalized(logits, penalties.normalize[s][:, None]) if processing.rare else logits
+    return logits
 
 
 def _favoured(logits: Tensor, repetition: Tensor, token_rules: RowRules, kinds: tuple[int, ...]) -> Tensor:
@@ -114,9 +118,3 @@ def _ending(logits: Tensor, ends: Tensor, length: Tensor, start: Tensor, factor:
     own, since = wide.gather(1, ends), (length - start).clamp(min=0)
     gain = own.abs() * (factor**since - 1).float()
     return wide.scatter(1, ends, torch.where(own.isfinite(), own + gain, own))[:, :-1]
-
-
-def _normalized(logits: Tensor, normalize: Tensor) -> Tensor:
-    """Normalizes the rows that are to be; one of which nothing is left stays as it is."""
-    any_left = (logits > float("-inf")).any(1, keepdim=True)
-    return torch.where(normalize & any_left, logits.log_softmax(-1), logits)

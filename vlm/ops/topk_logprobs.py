@@ -20,3 +20,11 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
         return kernel(logits, k)
     return reference(logits, k)
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Takes logits [R, V] -> float32 [R, V]"""
+    if not logits.is_cuda:
+        return logits.float().log_softmax(-1)
+    _, _, logsumexp = topk_logprobs(logits, 1)
+    return logits - logsumexp[:, None]  # reads 16 bits, where torch would write and read them as 32 first

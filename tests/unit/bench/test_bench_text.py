@@ -97,8 +97,8 @@ def test_every_combination_is_measured(arch, tmp_path, capsys):
 def test_settings_are_rows_of_both_systems(arch, tmp_path, capsys, monkeypatch):
     told, generate = [], TextBaseline.generate
     monkeypatch.setattr(TextBaseline, "generate", lambda self, *given: told.append(given[3]) or generate(self, *given))
-    settings = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 0.7, "top_k": 5}]
-    words = ";no_repeat_ngram_size=2;temperature=0.7,top_k=5"
+    settings = [{}, {"no_repeat_ngram_size": 2, "bad_words_ids": [[5]]}, {"temperature": 0.7, "top_k": 5}]
+    words = ';{"no_repeat_ngram_size": 2, "bad_words_ids": [[5]]};temperature=0.7,top_k=5'
     options = ["--settings", words, "--input-output-len", "6,8", "--repeats", "1", "--device", "cpu"]
     out = tmp_path / "text.json"
     assert not bench("text", "--arch", arch, "--random-weights", *options, "--json", out), capsys.readouterr().err
@@ -108,11 +108,14 @@ def test_settings_are_rows_of_both_systems(arch, tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert not bench("table", out)
     *_, none, penalized, drawn = [line for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
-    assert "greedy: tokens/s" in none and "greedy, no_repeat_ngram_size 2: tokens/s" in penalized
+    assert "greedy: tokens/s" in none and "greedy, no_repeat_ngram_size 2, bad_words_ids [[5]]: tokens/s" in penalized
     assert "drawn, temperature 0.7, top_k 5: tokens/s" in drawn
 
 
-@pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.4}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.4}, {"bad_words_ids": [[n] for n in range(3, 30)]}],
+)
 def test_both_systems_choose_by_the_same_settings(settings, tmp_path):
     (tmp_path / "arch.json").write_text(json.dumps(T5))
     config = TextBenchConfig(arch=str(tmp_path / "arch.json"), lengths=((6, 8),), settings=(settings,), device="cpu")
@@ -475,6 +478,10 @@ PACKAGED = ["--model", "mini-t5"]
             [*PACKAGED, "--settings", ";temperature=1", "--num-beams", "1;4"],
             "--num-beams is 4 and temperature 1, which exclude each",
         ),
+        ([*PACKAGED, "--settings", '{"num_beams": 4}'], "--settings names num_beams; allowed are temperature, top_k"),
+        ([*PACKAGED, "--settings", "bad_words_ids=5"], 'give its row as a JSON object: {"bad_words_ids": …}'),
+        ([*PACKAGED, "--settings", '{"bad_words_ids": 5}'], "bad_words_ids is 5"),
+        ([*PACKAGED, "--settings", ";{top_k}"], "--settings is '{top_k}'; give a JSON object"),
         ([*PACKAGED, "--settings", "top_p=2"], "top_p is 2.0; it must lie in (0, 1]"),
         ([*PACKAGED, "--settings", "top_k=5", "--ctranslate2", "int8"], "--ctranslate2 is measured without --settings"),
         ([*PACKAGED, "--hf-new-tokens", "1"], "--hf-new-tokens is 1; it must be at least 2"),

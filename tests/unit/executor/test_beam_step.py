@@ -15,7 +15,7 @@ from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
 from vlm.ops import beam_search
 from vlm.ops.beam_candidates import best_of_all
-from vlm.ops.beam_state import Groups
+from vlm.ops.beam_state import Groups, RowScores
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -100,7 +100,7 @@ def outcomes(searches: list[int], *, more: int = 0, normalized: bool = False) ->
     for step in range(LONGEST):
         logits = torch.cat([logits_of(i, step) for i in searches])
         logits = logits.log_softmax(-1) if normalized else logits
-        beam_search.reference_step(logits, normalized, state.slots, state.beams, groups)
+        beam_search.reference_step(RowScores(logits, normalized=normalized), state.slots, state.beams, groups)
     assert (state.slots.finish[:-1] != 0).all()
     parts = torch.arange(len(state.slots.finish) - 1).split([s.width for s in each])
     fields = {name: getattr(state.slots, name) for name in HELD}

@@ -26,6 +26,7 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
 from vlm.ops import logits_processors
+from vlm.ops.beam_state import RowScores
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -35,10 +36,10 @@ INPUT = (7, 3, 4, 3, 4, 9, 5)
 HISTORIES = [[0, 3, 4, 5, 3, 4], [0, 3, 3, 3, 3], [0], [0, 7, 8, 7, 8, 7], [0, 5, 6, 9, 10, 5, 6, 9], [4, 4]]
 
 
-def run(
-    params: list[SamplingParams], histories: list[list[int]], prompt: int = 1, ends=(2,), logits=None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the rows before and after."""
+def admitted(
+    params: list[SamplingParams], histories: list[list[int]], prompt: int = 1, ends=(2,)
+) -> tuple[BatchState, list[Sequence], logits_processors.Processing]:
+    """What slots hold of requests that have come so far, and what these need."""
     slots = iter(range(2 * len(histories)))
     state = BatchState(2 * len(histories), 16, CacheShape(8, 8, 4, 4), torch.device("cpu"))
     sequences = [
@@ -47,10 +48,17 @@ def run(
         for i, (h, p) in enumerate(zip(histories, params, strict=True))
     ]  # fmt: skip
     state.admit(sequences, [list(ends)] * len(sequences))
+    return state, sequences, SamplingPlan.from_sequences(sequences).processing
+
+
+def run(
+    params: list[SamplingParams], histories: list[list[int]], prompt: int = 1, ends=(2,), logits=None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the rows before and after."""
+    state, sequences, needed = admitted(params, histories, prompt, ends)
     if logits is None:
         logits = torch.randn(len(histories), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     rows = torch.tensor([s.slot for s in sequences], dtype=torch.int32)
-    needed = SamplingPlan.from_sequences(sequences).processing
     return logits, logits_processors.apply(logits, state.slots, state.penalties, rows, state.rules.rules, needed)
 
 
@@ -166,16 +174,30 @@ def test_ends_that_get_likelier_and_values_that_are_none():
     assert found[1].isnan().any()
 
 
-def test_normalized_again_and_one_of_several_ends():
-    """Both change scores that have been forbidden before."""
-    params = [SamplingParams(num_beams=2, renormalize_logits=True, bad_words_ids=((3,), (5,))),
-              SamplingParams(forced_eos_token_id=(8, 2), suppress_tokens=(4,)),
-              SamplingParams(forced_eos_token_id=(8, 2)),
-              SamplingParams(num_beams=2, renormalize_logits=True)]  # fmt: skip
+def test_one_of_several_ends_changes_scores_that_have_been_forbidden_before():
+    params = [SamplingParams(forced_eos_token_id=(8, 2), suppress_tokens=(4,)),
+              SamplingParams(forced_eos_token_id=(8, 2))]  # fmt: skip
     forced = ForcedEOSTokenLogitsProcessor(10, [8, 2])
-    processors = [[NoBadWordsLogitsProcessor([[3], [5]], 2), LogitNormalization()],
-                  [forced, SuppressTokensLogitsProcessor([4])], forced, LogitNormalization()]  # fmt: skip
-    check(params, processors, [[0, 3], [*range(9)], [*range(8)], [0, 3]])
+    check(params, [[forced, SuppressTokensLogitsProcessor([4])], forced], [[*range(9)], [*range(8)]])
+
+
+def test_log_probabilities_that_add_up_to_1_again():
+    """Of rows that ask for it, but for one of which nothing is left."""
+    values = torch.randn(4, VOCAB).log_softmax(-1)
+    values[1:, 3:] = values[3] = float("-inf")
+    again = torch.tensor([True, True, False, True])
+    found = RowScores(values, normalized=True, again=again)
+    want = torch.cat([LogitNormalization()(torch.tensor([[0]]), values[:2]), values[2:]])
+    torch.testing.assert_close(found.log_probabilities, want)
+    torch.testing.assert_close(values - found.normalizer(values.logsumexp(-1))[:, None], want)
+
+
+def test_normalization_alone_leaves_other_settings_their_way():
+    """A published OPUS-MT forbids a token and normalizes: nothing of that is slow on a device."""
+    for num_beams in (1, 2):  # one token's choice does not see it
+        params = SamplingParams(num_beams=num_beams, renormalize_logits=True, bad_words_ids=((3,),))
+        _, _, needed = admitted([params], [[0]])
+        assert needed.only_bans and needed.normalizes == (num_beams > 1)
 
 
 def test_a_shortest_length_with_the_prompt():
@@ -194,7 +216,7 @@ def test_a_slot_forgets_its_last_requests_rules():
         sequences = [Sequence(i, request, 10, len(INPUT), [0], slots=[i], self_blocks=[[]]) for i in range(2)]
         state.admit(sequences, [[2]] * 2)
         found = logits_processors.apply(logits, state.slots, state.penalties, rows, state.rules.rules,
-                               logits_processors.Processing(tuple(range(5)), rare=True))  # fmt: skip
+                               logits_processors.Processing(tuple(range(5)), decays=True))  # fmt: skip
         assert found.isinf().nonzero()[:, 1].tolist() == [*range(5)] * 2 * bool(params.suppress_tokens) + [
             7
         ] * 2 * bool(params.bad_words_ids)

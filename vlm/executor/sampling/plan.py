@@ -10,7 +10,7 @@ from vlm.executor.inputs.packing import power_of_two
 from vlm.ops.beam_state import Groups
 from vlm.ops.logits_processors import PLAIN, Processing
 from vlm.ops.penalize import NGRAM
-from vlm.requests.sampling_params import SamplingParams, SharedSettings
+from vlm.requests.sampling_params import SharedSettings
 from vlm.requests.sequence import Sequence
 
 # numbers of a search up to which a plan has them as they are; above, powers of two: each plan is a graph, and clients
@@ -51,7 +51,7 @@ class SamplingPlan:
             return cls(how, **common)
         beams = _rounded(max(s.width for s in searches), EXACT_BEAMS)
         most = _rounded(max(s.width * max(2, 1 + s.num_ends) for s in searches), EXACT_CANDIDATES)
-        processed = any(p.needs_processors or p.rare for p in settings.distinct if p.num_beams > 1)
+        processed = any(p.needs_processors or p.renormalize_logits for p in settings.distinct if p.num_beams > 1)
         return cls(how, power_of_two(len(searches)), beams, most, processed, **common)
 
 
@@ -65,13 +65,10 @@ def _processing(sequences: list[Sequence], settings: SharedSettings) -> Processi
     return Processing(
         tuple(sorted({kind for s in sequences for kind in s.rule_kinds})),
         NGRAM if longest <= NGRAM else power_of_two(longest),
-        settings.any(_is_rare),
+        cleans=settings.any(lambda p: p.remove_invalid_values),
+        decays=settings.any(lambda p: p.exponential_decay_length_penalty),
+        normalizes=settings.any(lambda p: p.renormalize_logits and p.num_beams > 1),
     )
-
-
-def _is_rare(params: SamplingParams) -> bool:
-    """Says whether rare settings change a choice: that of one token does not see a normalization."""
-    return params.rare and (params.num_beams > 1 or params.needs_processors)
 
 
 class BeamRows:

@@ -14,10 +14,10 @@ from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, logits_processors
 from vlm.ops.append_likeliest import append_likeliest
 from vlm.ops.append_sampled import append_sampled
-from vlm.ops.beam_state import Groups
+from vlm.ops.beam_state import Groups, RowScores
 from vlm.ops.prompt_lookup import propose
 from vlm.ops.token_rules import END, row_rules
-from vlm.ops.topk_logprobs import topk_logprobs
+from vlm.ops.topk_logprobs import log_probabilities, topk_logprobs
 from vlm.requests.finish import RUNNING
 
 
@@ -96,12 +96,15 @@ class Sampler:
 
     def _search(self, logits: Tensor, rows: DecodeRows, groups: Groups, plan: SamplingPlan) -> Tensor:
         """Chooses the next tokens of every beam -> the beams they continue"""
-        state = self.state
+        state, again = self.state, None
         if plan.processed:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
-            logits = self._processed(logits.float().log_softmax(-1), rows, plan, groups)
+            logits = self._processed(log_probabilities(logits), rows, plan, groups)
+        if plan.processing.normalizes:
+            again = state.penalties.normalize[rows.all.long()]
         ends = self._ends(logits, rows) if END in plan.processing.rules else None
-        return beam_search.step(logits, plan.processed, state.slots, state.beams, groups, ends)
+        row_scores = RowScores(logits, normalized=plan.processed, again=again)
+        return beam_search.step(row_scores, state.slots, state.beams, groups, ends)
 
     def _ends(self, logits: Tensor, rows: DecodeRows) -> Tensor:
         """Marks the tokens that complete a stop word of their row: [R, V] bool"""

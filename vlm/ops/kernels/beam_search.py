@@ -15,7 +15,7 @@ from torch import Tensor
 from vlm.ops.kernels.jit import jit
 
 if TYPE_CHECKING:
-    from vlm.ops.beam_state import BeamState, Groups
+    from vlm.ops.beam_state import BeamState, Groups, RowScores
     from vlm.ops.sequence_state import SequenceState
 
 TILE = 128  # columns of a history a program moves
@@ -29,12 +29,12 @@ def _take(values, index, at):
 
 @jit
 def _choose(
-    values_ptr, ids_ptr, norm_ptr, slots_ptr, rows_ptr,
+    values_ptr, ids_ptr, norm_ptr, again_ptr, slots_ptr, rows_ptr,
     lengths_ptr, prompts_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr,
     scores_ptr, hypothesis_scores_ptr, hypothesis_lengths_ptr, ended_ptr, can_improve_ptr, penalty_ptr, early_ptr,
     diversity_ptr,
     alive_ptr, parents_ptr, tokens_ptr, logprobs_ptr, source_ptr, new_tokens_ptr, new_logprobs_ptr, padding_slot,
-    W: tl.constexpr, K: tl.constexpr, STOPS: tl.constexpr, NORMALIZED: tl.constexpr,
+    W: tl.constexpr, K: tl.constexpr, STOPS: tl.constexpr, NORMALIZED: tl.constexpr, AGAIN: tl.constexpr,
     W_PAD: tl.constexpr, K_PAD: tl.constexpr, C_PAD: tl.constexpr,
 ):  # fmt: skip
     NONE = -1.0e9
@@ -62,8 +62,12 @@ def _choose(
         row = tl.load(rows_ptr + group * W + beam, mask=valid, other=0).to(tl.int64)
         own = tl.load(values_ptr + row * K + rank, mask=valid, other=-float("inf"))
         token = tl.load(ids_ptr + row * K + rank, mask=valid, other=0).to(tl.int32)
-        if not NORMALIZED:
-            own -= tl.load(norm_ptr + row, mask=valid, other=0.0)
+        if not NORMALIZED or AGAIN:
+            normalizer = tl.load(norm_ptr + row, mask=valid, other=0.0)
+            if AGAIN:  # nothing of a row of which nothing is left
+                again = tl.load(again_ptr + row, mask=valid, other=False) & (tl.abs(normalizer) < float("inf"))
+                normalizer = tl.where(again, normalizer, 0.0)
+            own -= normalizer
         own = tl.where(must >= 0, tl.where(rank == 0, 0.0, -float("inf")), own)
         token = tl.where(must >= 0, must, token)
         total = tl.where(valid, own + tl.load(scores_ptr + slot, mask=valid, other=0.0), -float("inf"))
@@ -256,9 +260,10 @@ def _reorder(
     tl.store(targets_ptr + group * W + w, free, mask=inside)
 
 
-def step(logits: Tensor, normalized: bool, state: SequenceState, beams: BeamState, groups: Groups) -> Tensor:
+def step(row_scores: RowScores, state: SequenceState, beams: BeamState, groups: Groups) -> Tensor:
     from vlm.ops.kernels.topk_logprobs import topk_logprobs
 
+    logits, again = row_scores.values, row_scores.again
     count, width = groups.slots.shape
     most = min(logits.shape[1], groups.most)
     values, ids, normalizer = topk_logprobs(logits, most)
@@ -268,13 +273,13 @@ def step(logits: Tensor, normalized: bool, state: SequenceState, beams: BeamStat
     parents, tokens, source, new_tokens = ints
     pad = triton.next_power_of_2(width)
     _choose[(count,)](
-        values, ids, normalizer, groups.slots, groups.rows,
+        values, ids, normalizer, normalizer if again is None else again, groups.slots, groups.rows,
         state.lengths, state.prompt_lengths, state.max_lengths, state.finish, state.stop_ids, state.forced_bos,
         state.forced_eos,
         beams.scores, beams.hypothesis_scores, beams.hypothesis_lengths, beams.ended, beams.can_improve,
         beams.length_penalty, beams.early_stopping, beams.diversity,
         alive, parents, tokens, floats[0], source, new_tokens, floats[1], groups.padding_slot,
-        W=width, K=most, STOPS=state.stop_ids.shape[1], NORMALIZED=normalized,
+        W=width, K=most, STOPS=state.stop_ids.shape[1], NORMALIZED=row_scores.normalized, AGAIN=again is not None,
         W_PAD=pad, K_PAD=triton.next_power_of_2(most), C_PAD=triton.next_power_of_2(width * most), num_warps=1,
     )  # fmt: skip
     longest = state.tokens.shape[1]
