@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn", reason="needs pip install 'vlm-runtime[serve]'")
 pytest.importorskip("openai", reason="openai's client asks the server")
 
 import vlm
-from tests.e2e.test_serve_load import TIGHT, check
+from tests.e2e.server.test_serve_load import TIGHT, check
 from tests.server_kit import EXAMPLES, is_empty
 from tests.unit.api.test_out_of_memory import PROMPT, STAGES, TEXT, check_recovery, serving
 from vlm.api.warm_up import warm_up

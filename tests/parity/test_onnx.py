@@ -184,7 +184,7 @@ def test_texts(make, tmp_path):
 
 
 # --- images ---
-@pytest.mark.slow  # the trained one, in tests/e2e/test_onnx_cli.py, is in the default run
+@pytest.mark.slow  # the trained one, in tests/e2e/engines/test_onnx_cli.py, is in the default run
 @pytest.mark.parametrize("make", [tiny.nougat, tiny.trocr])
 def test_readers(make, tmp_path):
     model = make(seed=0)

@@ -171,8 +171,8 @@ def test_triton_clients_send_names_and_numbers(tuned, tmp_path):
     pytest.importorskip("tritonclient.http", reason="the extra triton is not installed")
     import httpx
 
-    from tests.e2e.test_serve_fastertransformer import served
-    from tests.e2e.test_serve_kserve import infer, of_ids
+    from tests.e2e.server.kserve.test_serve_fastertransformer import served
+    from tests.e2e.server.kserve.test_serve_kserve import infer, of_ids
     from tests.server_kit import alone
 
     pipe, alone_t5 = vlm.load(tuned[1], device="cpu"), alone("mini-t5")

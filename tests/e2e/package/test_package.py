@@ -16,7 +16,7 @@ import pytest
 
 import vlm
 from tests.checkout import ROOT
-from tests.e2e.test_readme import section
+from tests.e2e.package.test_readme import section
 
 pytest.importorskip("setuptools", reason="building a package offline needs setuptools")
 

@@ -19,7 +19,7 @@ from vlm.errors import EngineError, InputError
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.loading import Loader
 
-PACKAGE = Path(__file__).parents[1] / "packages" / "eager_backend"
+PACKAGE = ROOT / "tests" / "packages" / "eager_backend"
 PAGE = ROOT / "docs" / "adding-a-backend.md"
 TEXT = "translate English to German: The old ship is small."
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from tests.cli_kit import call
-from tests.e2e.test_ocr_docs import QUICK, fences
+from tests.e2e.ocr.test_ocr_docs import QUICK, fences
 from tests.ocr_jobs import EXAMPLES
 
 CHECKS = [

@@ -15,13 +15,14 @@ import openai
 import pytest
 
 from tests import server_kit
+from tests.checkout import ROOT
 from tests.server_kit import EXAMPLES, is_empty, load, serving, until
 
 pytestmark = pytest.mark.slow
 SCENE, PAGE = EXAMPLES / "scene1.png", EXAMPLES / "page.png"
 TEXT = "translate English to German: The old ship is small."
 GERMAN = "Das alte Schiff ist klein."
-CLIENTS = Path(__file__).parents[1] / "clients"
+CLIENTS = ROOT / "tests" / "clients"
 MODELS = ("mini-llava", "mini-t5", "mini-nougat")
 
 

@@ -18,7 +18,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests import ft_kit, tiny
-from tests.e2e.test_serve_kserve import infer, of_ids
+from tests.e2e.server.kserve.test_serve_kserve import infer, of_ids
 from tests.server_kit import alone, serving
 from vlm.build.locate import packaged_models
 from vlm_app.core.load_options import LoadOptions
