@@ -8,7 +8,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
-from tests.parity.test_batch_invariance import inputs_of, logits_of
+from tests.parity.generation.test_batch_invariance import inputs_of, logits_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

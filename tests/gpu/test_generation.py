@@ -7,7 +7,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
-from tests.parity.test_generation import EVERY, decoded, inputs_of
+from tests.parity.generation.test_generation import EVERY, decoded, inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

@@ -9,7 +9,7 @@ import vlm
 from tests import tiny
 from tests.checkout import ROOT
 from tests.engines import pipeline
-from tests.parity.test_nougat import RAGGED_SEED, joined
+from tests.parity.image_to_text.test_nougat import RAGGED_SEED, joined
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine

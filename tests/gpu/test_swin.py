@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.parity.test_swin import SHAPES, pair
+from tests.parity.image_to_text.test_swin import SHAPES, pair
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.gpu.marks import HOPPER
-from tests.parity.test_beam_search import check, hf_beams
+from tests.parity.generation.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.executor import kv_cache

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.checkout import ROOT
 from vlm.registry import catalogs
 
 SLOW = pytest.mark.slow
@@ -57,6 +58,6 @@ def combined(names: Iterable[str], values: Mapping[str, Any], always: Collection
 
 def families_without_case() -> list[str]:
     """Returns the registered families that no test of parity is parametrized with."""
-    for module in sorted(Path(__file__).parent.glob("test_*.py")):
-        importlib.import_module(f"tests.parity.{module.stem}")
+    for module in sorted(Path(__file__).parent.rglob("test_*.py")):
+        importlib.import_module(".".join(module.relative_to(ROOT).with_suffix("").parts))
     return sorted(set(catalogs.families()) - {family for family, named in CASES.items() if named})

@@ -10,10 +10,10 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 from llm_engines.models import t5gemma2
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
-from tests.parity import test_decoders as decoders
-from tests.parity import test_vision_language as seeing
 from tests.parity.cases import flat, mostly_slow
-from tests.parity.test_beam_search import check, hf_beams
+from tests.parity.decoders import test_decoders as decoders
+from tests.parity.generation.test_beam_search import check, hf_beams
+from tests.parity.vision_language import test_vision_language as seeing
 from vlm.api.pipeline import Pipeline
 from vlm.backends.graphs.export import check_expressible
 from vlm.config import RuntimeConfig

@@ -9,10 +9,10 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from tests.fairseq_kit import Published
 from tests.nemo_t5_kit import NemoT5, bert_file
-from tests.parity import test_fairseq as fairseq
-from tests.parity import test_gpt_variants as gpt
-from tests.parity import test_nemo_t5 as nemo_t5
-from tests.parity import test_vila as vila
+from tests.parity.decoders import test_gpt_variants as gpt
+from tests.parity.text import test_fairseq as fairseq
+from tests.parity.text import test_nemo_t5 as nemo_t5
+from tests.parity.vision_language import test_vila as vila
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

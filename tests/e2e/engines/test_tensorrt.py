@@ -11,7 +11,7 @@ import vlm
 from tests import tiny
 from tests.cli_kit import call
 from tests.engines import engine_dir, rebuilt
-from tests.parity import test_vila as vila
+from tests.parity.vision_language import test_vila as vila
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.onnxruntime.session import OnnxGraph

@@ -11,7 +11,7 @@ from tests.cli_kit import call, one_sentence
 from tests.fairseq_kit import Published
 from tests.nemo_kit import GPTNext, archive, gpt2_files
 from tests.ocr_jobs import EXAMPLES
-from tests.parity.test_llava_form import write
+from tests.parity.vision_language.test_llava_form import write
 
 
 @pytest.fixture(scope="module")

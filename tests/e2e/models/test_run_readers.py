@@ -12,7 +12,7 @@ import vlm
 from tests import tiny
 from tests.cli_kit import ended
 from tests.donut_kit import FORMS, write_processor
-from tests.parity.test_trocr import write_roberta
+from tests.parity.image_to_text.test_trocr import write_roberta
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")

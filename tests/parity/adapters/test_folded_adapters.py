@@ -13,7 +13,7 @@ import torch
 
 from tests import tiny
 from tests.lora_kit import adapter_folder, matrices, random_adapter, random_ia3
-from tests.parity.test_compressed_export import MODELS, SCALED, calibrated
+from tests.parity.quantization.test_compressed_export import MODELS, SCALED, calibrated
 from tests.quantized_folders import FOLDERS
 from vlm.api.model import adapters
 from vlm.api.model.adapters import read_adapter

@@ -12,7 +12,7 @@ from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
 from tests.families import MODELS, inputs_of
 from tests.parity.cases import combined
-from tests.parity.test_vila import Vila
+from tests.parity.vision_language.test_vila import Vila
 from tests.rank_cases import (
     CPU,
     FEW_BLOCKS,

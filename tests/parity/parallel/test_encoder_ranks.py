@@ -10,7 +10,7 @@ import torch
 from tests.adapted import AdaptedText
 from tests.engines import engine_dir, rebuilt
 from tests.families import MODELS
-from tests.parity.test_lora import adapted_text
+from tests.parity.adapters.test_lora import adapted_text
 from tests.rank_cases import CPU, all_ways, check_equal, encoded, outputs
 from tests.ranks import Threads, with_followers
 from vlm.api.pipeline import Pipeline

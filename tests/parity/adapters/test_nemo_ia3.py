@@ -11,7 +11,7 @@ from tests import tiny
 from tests.cli_kit import call
 from tests.nemo_kit import archive
 from tests.nemo_t5_kit import CONVERTED, UNTIED, NemoT5, bert_file, config_of
-from tests.parity.test_nemo_t5 import NEW, PIECES, TEXTS, of_t5, pipeline
+from tests.parity.text.test_nemo_t5 import NEW, PIECES, TEXTS, of_t5, pipeline
 from vlm.build.from_model import convert_model
 from vlm.errors import CheckpointError
 

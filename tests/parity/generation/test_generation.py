@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
 from tests import tiny
+from tests.checkout import ROOT
 from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.hugging_face.generation_config import FIELDS, generation_defaults, standing_alone
@@ -21,7 +22,7 @@ from vlm.errors import InputError
 from vlm.requests.generation import model_defaults, sampling_params
 from vlm.requests.request import Request
 
-TESTS = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 RESOLVED = {"eos_token_id", "decoder_start_token_id"}
 NEW = 14
 

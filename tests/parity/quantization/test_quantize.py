@@ -12,7 +12,7 @@ import torch
 from tests import tiny
 from tests.fairseq_kit import Published
 from tests.families import image_size
-from tests.parity.test_vila import Vila
+from tests.parity.vision_language.test_vila import Vila
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 from tests import tiny
 from tests.adapted import Adapted
 from tests.engines import engine_dir, pipeline
+from tests.parity.adapters.test_ia3 import ia3, lora
+from tests.parity.adapters.test_merged_adapters import merged, tuned
 from tests.parity.cases import parity
-from tests.parity.test_ia3 import ia3, lora
-from tests.parity.test_merged_adapters import merged, tuned
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint

@@ -15,8 +15,8 @@ from tests import ft_kit, tiny
 from tests.cli_kit import call
 from tests.nemo_kit import GPTNext, archive, gpt2_files
 from tests.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
-from tests.parity.test_nemo import GPT2_LIKE
-from tests.parity.test_nemo_t5 import PIECES, TEXTS
+from tests.parity.decoders.test_nemo import GPT2_LIKE
+from tests.parity.text.test_nemo_t5 import PIECES, TEXTS
 from vlm.build.from_model import build_model, convert_model
 from vlm.errors import InputError
 

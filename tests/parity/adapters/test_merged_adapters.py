@@ -13,7 +13,7 @@ from tests import tiny
 from tests.adapted import QUESTION, answer, trained
 from tests.families import image_size
 from tests.lora_kit import Q, adapter_folder, matrices
-from tests.parity.test_llava_form import write as write_form
+from tests.parity.vision_language.test_llava_form import write as write_form
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
