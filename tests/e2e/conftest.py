@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from tests.s3_kit import store
+from tests.kits.servers.s3_kit import store
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def bucket(s3_server, monkeypatch, tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(request):
     """Serves the models that the module names in MODELS; nothing of them is held when all tests are through."""
-    from tests import server_kit  # needs the extra [serve]
+    from tests.kits.servers import server_kit  # needs the extra [serve]
 
     models = request.module.MODELS
     with server_kit.serving(server_kit.load(*models)) as found:
@@ -59,7 +59,7 @@ def client(served):
 @pytest.fixture(scope="module")
 def llava():
     """The model by itself, an input at a time."""
-    from tests import server_kit
+    from tests.kits.servers import server_kit
 
     return server_kit.alone("mini-llava")
 
@@ -67,6 +67,6 @@ def llava():
 @pytest.fixture(scope="module")
 def t5():
     """The model by itself, a text at a time."""
-    from tests import server_kit
+    from tests.kits.servers import server_kit
 
     return server_kit.alone("mini-t5")

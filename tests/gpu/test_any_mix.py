@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines import engine_dir
-from tests.families import MODELS, image_size
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import MODELS, image_size
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from tests.parity.generation.test_batch_invariance import inputs_of, logits_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernel_names import NAMES
+from tests.kits.kernels.kernel_names import NAMES
 from vlm.ops.activation import ACTIVATIONS, Activation
 from vlm.ops.linear import linear
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernel_equals_its_reference(name):
-    from tests.kernel_cases import CASES
+    from tests.kits.kernels.kernel_cases import CASES
 
     assert sorted(CASES) == sorted(NAMES)
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def test_half_precision_attention_at_nougat_size(rows, dtype):
 @pytest.mark.parametrize("rows", [1, 2, 8, 32, 200])
 def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
     """Its padding, which is NaN here, shows neither in the logits nor in what is chosen by them."""
-    from tests.step_end_cases import slots_that_decode
+    from tests.kits.kernels.step_end_cases import slots_that_decode
     from vlm.ops import sample, topk_logprobs
     from vlm.ops.append_likeliest import append_likeliest
     from vlm.ops.linear import linear

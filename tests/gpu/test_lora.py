@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
-from tests.lora_kit import random_adapter, random_ia3
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.lora_kit import random_adapter, random_ia3
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

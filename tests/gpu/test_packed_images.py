@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engines import engine_dir
-from tests.families import MODELS
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import MODELS
 from tests.unit.executor.test_packed_images import SIDES, images_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 

@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
-from tests.families import MODELS, inputs_of
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.models.families import MODELS, inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError

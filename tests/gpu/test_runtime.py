@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vlm
-from tests import tiny
 from tests.checkout import ROOT
-from tests.engines import pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import pipeline
 from tests.parity.image_to_text.test_nougat import RAGGED_SEED, joined
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir

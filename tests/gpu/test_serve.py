@@ -15,7 +15,7 @@ pytest.importorskip("openai", reason="openai's client asks the server")
 
 import vlm
 from tests.e2e.server.test_serve_load import TIGHT, check
-from tests.server_kit import EXAMPLES, is_empty
+from tests.kits.servers.server_kit import EXAMPLES, is_empty
 from tests.unit.api.test_out_of_memory import PROMPT, STAGES, TEXT, check_recovery, serving
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig

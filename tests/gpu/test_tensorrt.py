@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.backends.tensorrt.builder import PlanBuilder
 from vlm.config import BuildConfig, RuntimeConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
 from tests.gpu.marks import HOPPER
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
 from tests.parity.generation.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig

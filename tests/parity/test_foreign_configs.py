@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import published_kit as kit
+from tests.kits.publications import published_kit as kit
 from tests.parity.test_published import assert_same_logits, one_thread  # noqa: F401
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError

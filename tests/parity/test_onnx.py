@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from llm_engines.models import t5gemma2
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
 from tests.parity.cases import flat, mostly_slow
 from tests.parity.decoders import test_decoders as decoders
 from tests.parity.generation.test_beam_search import check, hf_beams

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
-from tests.fairseq_kit import Published
-from tests.nemo_t5_kit import NemoT5, bert_file
+from tests.kits.publications.fairseq_kit import Published
+from tests.kits.publications.nemo_t5_kit import NemoT5, bert_file
 from tests.parity.decoders import test_gpt_variants as gpt
 from tests.parity.text import test_fairseq as fairseq
 from tests.parity.text import test_nemo_t5 as nemo_t5

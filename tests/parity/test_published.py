@@ -10,8 +10,8 @@ import shutil
 import pytest
 import torch
 
-from tests import published_kit as kit
-from tests import tiny
+from tests.kits.models import tiny
+from tests.kits.publications import published_kit as kit
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, GenerationConfig
 
-from tests import published_kit as kit
-from tests.families import image_size
+from tests.kits.models.families import image_size
+from tests.kits.publications import published_kit as kit
 from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline, plain  # noqa: F401 - a fixture
 from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError

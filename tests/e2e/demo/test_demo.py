@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
-from tests.demo_kit import ALL, EXAMPLES, showing
-from tests.server_kit import aborts, command, is_empty, load, until
+from tests.kits.servers.demo_kit import ALL, EXAMPLES, showing
+from tests.kits.servers.server_kit import aborts, command, is_empty, load, until
 from vlm.errors import InputError
 
 gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")

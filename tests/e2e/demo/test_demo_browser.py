@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo_kit import ALL, EXAMPLES, showing
-from tests.server_kit import aborts, is_empty, until
+from tests.kits.servers.demo_kit import ALL, EXAMPLES, showing
+from tests.kits.servers.server_kit import aborts, is_empty, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 import vlm
-from tests import florence_kit, tiny
-from tests.donut_kit import FORMS, write_processor
+from tests.kits.models import tiny
+from tests.kits.publications import florence_kit
+from tests.kits.publications.donut_kit import FORMS, write_processor
 from vlm.api.async_pipeline import AsyncPipeline
 
 gr = pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'vlm-runtime[demo]'")

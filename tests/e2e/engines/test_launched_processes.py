@@ -8,7 +8,7 @@ import pytest
 
 import vlm
 from tests.checkout import ROOT
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
 from vlm.errors import EngineError
 from vlm.parallel.environment import VARIABLES, be_no_rank, launched_rank, rank_among
 

@@ -10,7 +10,7 @@ from tests.checkout import ROOT
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 from vlm.build.locate import packaged_models
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from tests import tiny
-from tests.cli_kit import call, ended, one_sentence
-from tests.ocr_jobs import EXAMPLES
+from tests.kits.cli_kit import call, ended, one_sentence
+from tests.kits.models import tiny
+from tests.kits.ocr_jobs import EXAMPLES
 from vlm.artifacts.native.checkpoint import Checkpoint
 
 FIGURES = {"model", "out", "format", "quantization", "quantization_options", "bytes", "device", "dtype",

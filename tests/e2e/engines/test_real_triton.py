@@ -15,10 +15,10 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
-from tests.cli_kit import call
-from tests.real_triton import Triton
-from tests.server_kit import EXAMPLES, alone
-from tests.triton_kit import ids_of, texts
+from tests.kits.cli_kit import call
+from tests.kits.servers.real_triton import Triton
+from tests.kits.servers.server_kit import EXAMPLES, alone
+from tests.kits.servers.triton_kit import ids_of, texts
 
 pytestmark = pytest.mark.slow
 

@@ -18,15 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from tests import ft_kit, tiny
 from tests.checkout import ROOT
-from tests.cli_kit import call, one_sentence
-from tests.engines import engine_dir, rebuilt
-from tests.families import inputs_of
-from tests.media_kit import children
-from tests.prompted_kit import saved
-from tests.ranks import on_ranks
-from tests.server_kit import free_port, until
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.media_kit import children
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.models.families import inputs_of
+from tests.kits.models.prompted_kit import saved
+from tests.kits.ranks import on_ranks
+from tests.kits.servers import ft_kit
+from tests.kits.servers.server_kit import free_port, until
 from vlm.api.model import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.backends.devices import of_rank

@@ -8,9 +8,9 @@ pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm-runt
 
 
 import vlm
-from tests import tiny
-from tests.cli_kit import call
-from tests.engines import engine_dir, rebuilt
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
 from tests.parity.vision_language import test_vila as vila
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir

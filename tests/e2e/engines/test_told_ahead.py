@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
-from tests.cli_kit import call, one_sentence
-from tests.fairseq_kit import Published
-from tests.nemo_kit import GPTNext, archive, gpt2_files
-from tests.ocr_jobs import EXAMPLES
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.models import tiny
+from tests.kits.ocr_jobs import EXAMPLES
+from tests.kits.publications.fairseq_kit import Published
+from tests.kits.publications.nemo_kit import GPTNext, archive, gpt2_files
 from tests.parity.vision_language.test_llava_form import write
 
 

@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from tests.cli_kit import call
-from tests.server_kit import EXAMPLES, alone, load, serving, until
-from tests.triton_kit import asked, config_of, ids_of, rows, running, streamed, texts, through
+from tests.kits.cli_kit import call
+from tests.kits.servers.server_kit import EXAMPLES, alone, load, serving, until
+from tests.kits.servers.triton_kit import asked, config_of, ids_of, rows, running, streamed, texts, through
 from vlm_app.server.tensors.model import INPUT_LENGTHS
 from vlm_app.triton.config import READ_BACK
 

@@ -8,8 +8,9 @@ import openai
 import pytest
 
 import vlm
-from tests import lighton_kit, server_kit
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.publications import lighton_kit
+from tests.kits.servers import server_kit
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import vlm
-from tests import qwen_kit
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.publications import qwen_kit
 from visual_engines.answers.mineru_markdown import to_markdown
 from visual_engines.families.mineru import ANGLES, ASKS, MINERU, READ
 from vlm.errors import ImageError, InputError

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import vlm
-from tests import pix2struct_kit as kit
-from tests.cli_kit import call, ended, one_sentence
-from tests.server_kit import serving
+from tests.kits.cli_kit import call, ended, one_sentence
+from tests.kits.publications import pix2struct_kit as kit
+from tests.kits.servers.server_kit import serving
 from vlm.errors import InputError
 from vlm_app.server.tensors.inputs import read_batch
 

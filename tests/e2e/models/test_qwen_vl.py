@@ -9,8 +9,9 @@ import openai
 import pytest
 
 import vlm
-from tests import qwen_kit, server_kit
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.publications import qwen_kit
+from tests.kits.servers import server_kit
 from visual_engines.families.qwen_vl import PAGE_PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cache_of_module")]

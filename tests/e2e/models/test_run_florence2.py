@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import vlm
-from tests import florence_kit
-from tests.cli_kit import ended
+from tests.kits.cli_kit import ended
+from tests.kits.publications import florence_kit
 from visual_engines.families.florence2 import TASKS
 from vlm_app.core.overlay import draw
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import vlm
-from tests import tiny
-from tests.cli_kit import ended
-from tests.donut_kit import FORMS, write_processor
+from tests.kits.cli_kit import ended
+from tests.kits.models import tiny
+from tests.kits.publications.donut_kit import FORMS, write_processor
 from tests.parity.image_to_text.test_trocr import write_roberta
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")

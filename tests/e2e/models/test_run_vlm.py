@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 import vlm
-from tests import tiny
-from tests.cli_kit import call, one_sentence
-from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, ids, pictures, saved, text, tuned_continued
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.models import tiny
+from tests.kits.models.prompted_kit import ASKED_WITH_IMAGES, DECODERS, ids, pictures, saved, text, tuned_continued
 from vlm.packaged import ASSETS
 from vlm.registry import catalogs
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 
 import vlm
-from tests import tiny
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 

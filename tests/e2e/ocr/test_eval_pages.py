@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from tests.cli_kit import call
 from tests.e2e.ocr.test_ocr_docs import QUICK, fences
-from tests.ocr_jobs import EXAMPLES
+from tests.kits.cli_kit import call
+from tests.kits.ocr_jobs import EXAMPLES
 
 CHECKS = [
     {"pdf": "letters/page.png", "id": "p1", "type": "present", "text": "the ferry Aurora left at 07:45"},

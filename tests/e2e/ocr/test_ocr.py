@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from tests.checkout import ROOT
-from tests.cli_kit import ended
-from tests.lora_kit import random_ia3
-from tests.ocr_jobs import book, commits
+from tests.kits.cli_kit import ended
+from tests.kits.models.lora_kit import random_ia3
+from tests.kits.ocr_jobs import book, commits
 from tests.unit.artifacts.hub_server import Hub, serve
 from tests.unit.processing.test_documents import ENCRYPTED
 from vlm.build.locate import packaged_models

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.media_kit import children
-from tests.ocr_jobs import SHORT, Jobs, book, commits, left
-from tests.server_kit import until
+from tests.kits.media_kit import children
+from tests.kits.ocr_jobs import SHORT, Jobs, book, commits, left
+from tests.kits.servers.server_kit import until
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from tests.checkout import ROOT
-from tests.ocr_jobs import EXAMPLES, book, left
+from tests.kits.ocr_jobs import EXAMPLES, book, left
 from vlm_app.cli.main import main
 
 pytestmark = pytest.mark.slow

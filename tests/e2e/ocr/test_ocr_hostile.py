@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from tests.cli_kit import ended
-from tests.ocr_jobs import EXAMPLES, left
+from tests.kits.cli_kit import ended
+from tests.kits.ocr_jobs import EXAMPLES, left
 
 QUICK = ("--device", "cpu", "--max-new-tokens", "3", "--batch-size", "4", "--workers", "0")
 PAGE = EXAMPLES / "page.png"

@@ -9,7 +9,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("ray.data", reason="the extra ocr-cluster is not installed")
 
-from tests.ocr_jobs import SHORT, book, commits, left  # noqa: E402
+from tests.kits.ocr_jobs import SHORT, book, commits, left  # noqa: E402
 from vlm_app.cli.main import main  # noqa: E402
 
 

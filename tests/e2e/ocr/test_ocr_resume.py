@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.ocr_jobs import SHORT, Jobs, book, commits, kill_group, left, mixture
+from tests.kits.ocr_jobs import SHORT, Jobs, book, commits, kill_group, left, mixture
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ pytest.importorskip("s3fs", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("upath", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
 
-from tests.cli_kit import ended
-from tests.ocr_jobs import EXAMPLES, SHORT, book, left
-from tests.s3_kit import store
+from tests.kits.cli_kit import ended
+from tests.kits.ocr_jobs import EXAMPLES, SHORT, book, left
+from tests.kits.servers.s3_kit import store
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends import installed

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server_kit import EXAMPLES, alone, asked, command, load, serving, until
+from tests.kits.servers.server_kit import EXAMPLES, alone, asked, command, load, serving, until
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import LimitError
 from vlm.processing.text.tokenization import Tokenizer

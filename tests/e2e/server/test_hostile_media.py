@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
-from tests.media_kit import Child, children, nested_forms, slow_page
-from tests.server_kit import asked, command, until
+from tests.kits.media_kit import Child, children, nested_forms, slow_page
+from tests.kits.servers.server_kit import asked, command, until
 from tests.unit.ocr.test_ocr import pages
 
 pytestmark = [

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from tests.server_kit import load, serving, until
+from tests.kits.servers.server_kit import load, serving, until
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.run import run
 

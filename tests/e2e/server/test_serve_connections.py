@@ -23,8 +23,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from tests.replica_kit import fronted
-from tests.server_kit import Served, listening, load, serving, until
+from tests.kits.servers.replica_kit import fronted
+from tests.kits.servers.server_kit import Served, listening, load, serving, until
 from vlm.errors import InputError
 from vlm_app.core.listening import reserve_files
 from vlm_app.server.core.config import ServerConfig

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.checkout import ROOT
-from tests.cli_kit import call
-from tests.server_kit import command, free_port
+from tests.kits.cli_kit import call
+from tests.kits.servers.server_kit import command, free_port
 
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)

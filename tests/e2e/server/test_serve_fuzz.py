@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from tests.server_kit import EXAMPLES, data_uri, is_empty, load, serving, until
+from tests.kits.servers.server_kit import EXAMPLES, data_uri, is_empty, load, serving, until
 from vlm_app.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody
 from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN
 

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cli_kit import call
-from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
+from tests.kits.cli_kit import call
+from tests.kits.servers.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
 from visual_engines.images.image_processors import CLIP
 from vlm.errors import ImageError, InputError
 from vlm.processing.media.image_processor import ProcessorSource

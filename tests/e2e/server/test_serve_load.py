@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import vlm
-from tests.server_kit import EXAMPLES, alone, asked, is_empty, load, serving, until
+from tests.kits.servers.server_kit import EXAMPLES, alone, asked, is_empty, load, serving, until
 from vlm.config import RuntimeConfig
 
 TEXTS = [

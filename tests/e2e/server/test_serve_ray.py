@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="the extra ray is not installed", exc_type=ImportError)
 
-from tests.cli_kit import call
-from tests.media_kit import children
-from tests.server_kit import alone, asked, command, until
+from tests.kits.cli_kit import call
+from tests.kits.media_kit import children
+from tests.kits.servers.server_kit import alone, asked, command, until
 
 TEXTS = [f"translate English to German: {number} May 2019" for number in range(40)]
 

@@ -21,9 +21,9 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cli_kit import call
-from tests.media_kit import Child, children
-from tests.server_kit import EXAMPLES, alone, asked, command, free_port, until
+from tests.kits.cli_kit import call
+from tests.kits.media_kit import Child, children
+from tests.kits.servers.server_kit import EXAMPLES, alone, asked, command, free_port, until
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server.test_serve_load import Ask, answer, expected, make
-from tests.server_kit import EXAMPLES, alone, asked, command, until
+from tests.kits.servers.server_kit import EXAMPLES, alone, asked, command, until
 
 SECONDS = int(os.environ.get("VLM_SOAK_SECONDS", 600))
 CLIENTS = 12

@@ -21,10 +21,11 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 import vlm
-from tests import florence_kit, prompted_kit, tiny
-from tests.donut_kit import FORMS, write_processor
-from tests.prompted_kit import saved
-from tests.server_kit import serving
+from tests.kits.models import prompted_kit, tiny
+from tests.kits.models.prompted_kit import saved
+from tests.kits.publications import florence_kit
+from tests.kits.publications.donut_kit import FORMS, write_processor
+from tests.kits.servers.server_kit import serving
 from vlm.api.async_pipeline import AsyncPipeline
 
 PROMPT = "w1 w2 w3"

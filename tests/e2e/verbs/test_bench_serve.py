@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.server_kit import EXAMPLES, load, serving
+from tests.kits.servers.server_kit import EXAMPLES, load, serving
 from vlm_app.cli.main import main
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import vlm
-from tests import cli_kit, tiny
+from tests.kits import cli_kit
+from tests.kits.models import tiny
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
 

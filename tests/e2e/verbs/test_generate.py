@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import vlm
-from tests import tiny
 from tests.checkout import ROOT
-from tests.cli_kit import call, one_sentence
-from tests.prompted_kit import DECODERS, VOCABULARY, ids, pictures, saved, text, tuned_continued
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.models import tiny
+from tests.kits.models.prompted_kit import DECODERS, VOCABULARY, ids, pictures, saved, text, tuned_continued
 from vlm_app.cli.options import texts as text_options
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")

@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 import vlm
-from tests import prompted_kit, tiny
-from tests.cli_kit import call
-from tests.lora_kit import random_adapter, random_ia3
-from tests.prompted_kit import saved
+from tests.kits.cli_kit import call
+from tests.kits.models import prompted_kit, tiny
+from tests.kits.models.lora_kit import random_adapter, random_ia3
+from tests.kits.models.prompted_kit import saved
 from vlm_app.cli.errors import PARTLY_FAILED, USER_ERROR
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")

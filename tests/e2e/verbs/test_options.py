@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import vlm
-from tests import prompted_kit, tiny
-from tests.cli_kit import call
-from tests.prompted_kit import saved
+from tests.kits.cli_kit import call
+from tests.kits.models import prompted_kit, tiny
+from tests.kits.models.prompted_kit import saved
 from vlm.executor import kv_cache
 from vlm.options import flag_of
 from vlm.requests.sampling_params import SamplingParams

@@ -12,8 +12,8 @@ from tests.checkout import ROOT
 pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
 
 
-from tests.cli_kit import call
-from tests.prompted_kit import saved
+from tests.kits.cli_kit import call
+from tests.kits.models.prompted_kit import saved
 from vlm.processing.media.image_processor import ImageProcessor
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")

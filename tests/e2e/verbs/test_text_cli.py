@@ -11,9 +11,9 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 import vlm
-from tests import tiny
 from tests.checkout import ROOT
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.models import tiny
 from vlm.build.locate import packaged_models
 from vlm.processing.text.tokenization import Tokenizer
 

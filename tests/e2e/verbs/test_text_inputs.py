@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import vlm
-from tests import prompted_kit, tiny
-from tests.cli_kit import call
-from tests.prompted_kit import VOCABULARY, ids, saved, text, tuned_continued
+from tests.kits.cli_kit import call
+from tests.kits.models import prompted_kit, tiny
+from tests.kits.models.prompted_kit import VOCABULARY, ids, saved, text, tuned_continued
 
 pytestmark = pytest.mark.usefixtures("cache_of_module")
 

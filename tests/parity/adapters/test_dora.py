@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from peft import IA3Config, LoraConfig
 
-from tests import tiny
-from tests.adapted import AdaptedText, AdaptedVision
+from tests.kits.models import tiny
+from tests.kits.models.adapted import AdaptedText, AdaptedVision
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

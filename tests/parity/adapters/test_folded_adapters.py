@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import tiny
-from tests.lora_kit import adapter_folder, matrices, random_adapter, random_ia3
+from tests.kits.models import tiny
+from tests.kits.models.lora_kit import adapter_folder, matrices, random_adapter, random_ia3
+from tests.kits.quantized_folders import FOLDERS
 from tests.parity.quantization.test_compressed_export import MODELS, SCALED, calibrated
-from tests.quantized_folders import FOLDERS
 from vlm.api.model import adapters
 from vlm.api.model.adapters import read_adapter
 from vlm.api.pipeline import Pipeline

@@ -6,10 +6,10 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 
-from tests import tiny
-from tests.adapted import BASE, FEW, QUESTION, Adapted, AdaptedText, AdaptedVision, answer
-from tests.engines import rebuilt
-from tests.ranks import with_followers
+from tests.kits.models import tiny
+from tests.kits.models.adapted import BASE, FEW, QUESTION, Adapted, AdaptedText, AdaptedVision, answer
+from tests.kits.models.engines import rebuilt
+from tests.kits.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

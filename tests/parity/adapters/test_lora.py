@@ -7,10 +7,10 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from tests import families, tiny
-from tests.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer
-from tests.engines import rebuilt
-from tests.ranks import with_followers
+from tests.kits.models import families, tiny
+from tests.kits.models.adapted import BASE, FEW, QUESTION, AdaptedText, AdaptedVision, answer
+from tests.kits.models.engines import rebuilt
+from tests.kits.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

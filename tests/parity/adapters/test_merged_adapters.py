@@ -9,10 +9,10 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaForCausalLM
 
-from tests import tiny
-from tests.adapted import QUESTION, answer, trained
-from tests.families import image_size
-from tests.lora_kit import Q, adapter_folder, matrices
+from tests.kits.models import tiny
+from tests.kits.models.adapted import QUESTION, answer, trained
+from tests.kits.models.families import image_size
+from tests.kits.models.lora_kit import Q, adapter_folder, matrices
 from tests.parity.vision_language.test_llava_form import write as write_form
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint

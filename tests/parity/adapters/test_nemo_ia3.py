@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from tests import tiny
-from tests.cli_kit import call
-from tests.nemo_kit import archive
-from tests.nemo_t5_kit import CONVERTED, UNTIED, NemoT5, bert_file, config_of
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.publications.nemo_kit import archive
+from tests.kits.publications.nemo_t5_kit import CONVERTED, UNTIED, NemoT5, bert_file, config_of
 from tests.parity.text.test_nemo_t5 import NEW, PIECES, TEXTS, of_t5, pipeline
 from vlm.build.from_model import convert_model
 from vlm.errors import CheckpointError

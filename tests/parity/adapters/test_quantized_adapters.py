@@ -8,9 +8,9 @@ import torch
 from peft import IA3Config, LoraConfig
 from torch import nn
 
-from tests import tiny
-from tests.adapted import AdaptedText
-from tests.engines import method_options
+from tests.kits.models import tiny
+from tests.kits.models.adapted import AdaptedText
+from tests.kits.models.engines import method_options
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

@@ -11,10 +11,11 @@ import torch
 from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 
 import vlm
-from tests import ft_kit, tiny
-from tests.cli_kit import call
-from tests.nemo_kit import GPTNext, archive, gpt2_files
-from tests.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.publications.nemo_kit import GPTNext, archive, gpt2_files
+from tests.kits.publications.nemo_t5_kit import NemoT5, bert_file, config_of, tuned_prompts
+from tests.kits.servers import ft_kit
 from tests.parity.decoders.test_nemo import GPT2_LIKE
 from tests.parity.text.test_nemo_t5 import PIECES, TEXTS
 from vlm.build.from_model import build_model, convert_model
@@ -173,7 +174,7 @@ def test_triton_clients_send_names_and_numbers(tuned, tmp_path):
 
     from tests.e2e.server.kserve.test_serve_fastertransformer import served
     from tests.e2e.server.kserve.test_serve_kserve import infer, of_ids
-    from tests.server_kit import alone
+    from tests.kits.servers.server_kit import alone
 
     pipe, alone_t5 = vlm.load(tuned[1], device="cpu"), alone("mini-t5")
     own = ft_kit.t5(model_checkpoint_path=str(tuned[1]), data_type="fp32", prompt_table=str(tuned[2]))

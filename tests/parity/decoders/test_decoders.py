@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llm_engines.models.llama_config import parse
-from tests import tiny
-from tests.engines import engine_dir, pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, pipeline
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig

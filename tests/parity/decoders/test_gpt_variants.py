@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny
-from tests.engines import engine_dir
-from tests.nemo_kit import GPTNext
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
+from tests.kits.publications.nemo_kit import GPTNext
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

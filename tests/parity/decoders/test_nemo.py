@@ -8,9 +8,9 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import vlm
-from tests.cli_kit import call
-from tests.nemo_kit import GPTNext, archive, gpt2_files, sentencepiece_file
-from tests.tiny import hf_continued
+from tests.kits.cli_kit import call
+from tests.kits.models.tiny import hf_continued
+from tests.kits.publications.nemo_kit import GPTNext, archive, gpt2_files, sentencepiece_file
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from tests.parity.cases import combined
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
@@ -247,7 +247,7 @@ def test_a_prefix_and_a_preempted_search(subject):
 
 def shrunk(engine):
     """The same engine for short outputs: the cache is planned for one sequence of full length."""
-    from tests.engines import rebuilt
+    from tests.kits.models.engines import rebuilt
 
     return rebuilt(engine, max_batch_size=16, max_seq_len=32, max_encoder_input_len=max(LENGTHS))
 

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
-from tests.families import MODELS
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import MODELS
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig

@@ -11,9 +11,9 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
-from tests import tiny
 from tests.checkout import ROOT
-from tests.engines import engine_dir, pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.hugging_face.generation_config import FIELDS, generation_defaults, standing_alone
 from vlm.config import RuntimeConfig

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.requests.token_update import Completion

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from transformers import DonutImageProcessor
 
-from tests import tiny
-from tests.donut_kit import CORD, DOCVQA, FORMS, RVLCDIP, write_processor
-from tests.engines import pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import pipeline
+from tests.kits.publications.donut_kit import CORD, DOCVQA, FORMS, RVLCDIP, write_processor
 from tests.parity.cases import parity
 from visual_engines.answers.donut_json import MAX_DEPTH, read_fields
 from vlm.api.pipeline import Pipeline

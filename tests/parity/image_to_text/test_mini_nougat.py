@@ -9,8 +9,8 @@ from PIL import Image
 from transformers import AutoProcessor, VisionEncoderDecoderModel
 
 import vlm
-from tests import tiny
 from tests.checkout import ROOT
+from tests.kits.models import tiny
 from training.nougat import fonts, foreign
 from vlm.config import RuntimeConfig
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tests import tiny
-from tests.adapted import Adapted
-from tests.engines import engine_dir, pipeline
+from tests.kits.models import tiny
+from tests.kits.models.adapted import Adapted
+from tests.kits.models.engines import engine_dir, pipeline
+from tests.kits.ranks import with_followers
 from tests.parity.adapters.test_ia3 import ia3, lora
 from tests.parity.adapters.test_merged_adapters import merged, tuned
 from tests.parity.cases import parity
-from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

@@ -11,8 +11,8 @@ from PIL import Image
 from transformers import Pix2StructImageProcessor
 from transformers.models.pix2struct import image_processing_pix2struct as published
 
-from tests import pix2struct_kit as kit
-from tests import tiny
+from tests.kits.models import tiny
+from tests.kits.publications import pix2struct_kit as kit
 from visual_engines.images import question_header
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from transformers import DeiTImageProcessor, TrOCRProcessor, ViTImageProcessor
 
-from tests import tiny
-from tests.engines import pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import pipeline
 from tests.parity.cases import parity
 from vlm.config import RuntimeConfig
 from vlm.convert.folder import convert_folder

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from tests.adapted import AdaptedText
-from tests.engines import engine_dir, rebuilt
-from tests.families import MODELS
+from tests.kits.models.adapted import AdaptedText
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.models.families import MODELS
+from tests.kits.rank_cases import CPU, all_ways, check_equal, encoded, outputs
+from tests.kits.ranks import Threads, with_followers
 from tests.parity.adapters.test_lora import adapted_text
-from tests.rank_cases import CPU, all_ways, check_equal, encoded, outputs
-from tests.ranks import Threads, with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir

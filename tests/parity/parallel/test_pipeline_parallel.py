@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir, method_options, rebuilt
-from tests.families import MODELS, inputs_of
-from tests.parity.cases import combined
-from tests.parity.vision_language.test_vila import Vila
-from tests.rank_cases import (
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, method_options, rebuilt
+from tests.kits.models.families import MODELS, inputs_of
+from tests.kits.rank_cases import (
     CPU,
     FEW_BLOCKS,
     SHORT,
@@ -25,7 +23,9 @@ from tests.rank_cases import (
     of_one_process,
     outputs,
 )
-from tests.ranks import with_followers
+from tests.kits.ranks import with_followers
+from tests.parity.cases import combined
+from tests.parity.vision_language.test_vila import Vila
 from vlm.api.model.cache_bytes import CacheBytes
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir

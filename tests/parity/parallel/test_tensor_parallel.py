@@ -8,11 +8,10 @@ import dataclasses
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir, method_options, rebuilt
-from tests.families import MODELS
-from tests.parity.cases import combined
-from tests.rank_cases import (
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, method_options, rebuilt
+from tests.kits.models.families import MODELS
+from tests.kits.rank_cases import (
     CPU,
     FEW_BLOCKS,
     SHORT,
@@ -25,7 +24,8 @@ from tests.rank_cases import (
     outputs,
     texts,
 )
-from tests.ranks import with_followers
+from tests.kits.ranks import with_followers
+from tests.parity.cases import combined
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests import tiny
-from tests.quantized_folders import prompt_logits, quantized_checkpoint
+from tests.kits.models import tiny
+from tests.kits.quantized_folders import prompt_logits, quantized_checkpoint
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.artifacts.native.checkpoint import Checkpoint

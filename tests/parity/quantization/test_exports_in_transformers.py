@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from transformers import CompressedTensorsConfig
 
-from tests import tiny
+from tests.kits.models import tiny
+from tests.kits.quantized_folders import quantized_checkpoint
 from tests.parity.cases import SLOW, mostly_slow
-from tests.quantized_folders import quantized_checkpoint
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

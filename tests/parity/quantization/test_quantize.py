@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import tiny
-from tests.fairseq_kit import Published
-from tests.families import image_size
+from tests.kits.models import tiny
+from tests.kits.models.families import image_size
+from tests.kits.publications.fairseq_kit import Published
 from tests.parity.vision_language.test_vila import Vila
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine

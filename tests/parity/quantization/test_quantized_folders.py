@@ -1,5 +1,5 @@
-"""Folders that are quantized already, made by the programs that people use (tests/quantizers.py): the logits are what
-the program's own weights give in float32, and bad folders are one sentence each."""
+"""Folders that are quantized already, made by the programs that people use (tests/kits/quantizers.py): the logits are
+what the program's own weights give in float32, and bad folders are one sentence each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests import tiny
-from tests.quantized_folders import FOLDERS, built, expected_of, packed_llama, prompt_logits
+from tests.kits.models import tiny
+from tests.kits.quantized_folders import FOLDERS, built, expected_of, packed_llama, prompt_logits
 from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.convert.folder import convert_folder
 from vlm.convert.quantized.bitsandbytes import NESTED, STATES

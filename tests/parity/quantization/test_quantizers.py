@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 import torch
 
-from tests.quantized_folders import built, expected_of, prompt_logits
-from tests.quantizers import MAKERS
+from tests.kits.quantized_folders import built, expected_of, prompt_logits
+from tests.kits.quantizers import MAKERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PROGRAMS = {"ct": "llmcompressor", "gptq": "gptqmodel", "awq": "awq", "bnb": "bitsandbytes", "modelopt": "modelopt"}

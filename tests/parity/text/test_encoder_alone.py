@@ -9,8 +9,8 @@ import torch
 from transformers import MT5EncoderModel, T5EncoderModel
 
 import vlm
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir

@@ -7,7 +7,7 @@ import torch
 
 import vlm
 from llm_engines.converters.fairseq import parse
-from tests.fairseq_kit import Published
+from tests.kits.publications.fairseq_kit import Published
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine

@@ -14,10 +14,10 @@ import transformers
 import vlm
 from llm_engines.converters.fairseq_tokenizer import SPECIAL, TextFiles, tokenizer_files
 from llm_engines.families.fairseq import tokenizer_rules
-from tests.cli_kit import call
-from tests.fairseq_kit import WORDS, Published
-from tests.fairseq_texts import CODES, ENTRIES, EXAMPLES
-from tests.nemo_kit import sentencepiece_file
+from tests.kits.cli_kit import call
+from tests.kits.publications.fairseq_kit import WORDS, Published
+from tests.kits.publications.fairseq_texts import CODES, ENTRIES, EXAMPLES
+from tests.kits.publications.nemo_kit import sentencepiece_file
 from vlm.artifacts import archives
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, VlmWarning

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
 import vlm
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.errors import InputError, LimitError
 
 WORDS = [f"w{i}" for i in range(50)]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import vlm
-from tests import tiny
 from tests.checkout import ROOT
+from tests.kits.models import tiny
 from vlm.build.locate import packaged_models
 from vlm.errors import InputError
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import PegasusConfig, PegasusForConditionalGeneration
 
-from tests import tiny
-from tests.engines import rebuilt
-from tests.nemo_kit import archive, gpt2_files, sentencepiece_file
-from tests.nemo_t5_kit import CONVERTED, ROOT, UNTIED, NemoT5, bert_file, config_of
-from tests.ranks import with_followers
+from tests.kits.models import tiny
+from tests.kits.models.engines import rebuilt
+from tests.kits.publications.nemo_kit import archive, gpt2_files, sentencepiece_file
+from tests.kits.publications.nemo_t5_kit import CONVERTED, ROOT, UNTIED, NemoT5, bert_file, config_of
+from tests.kits.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PegasusForConditionalGeneration, PegasusTokenizer
 
 import vlm
-from tests import tiny
-from tests.cli_kit import call
-from tests.nemo_kit import sentencepiece_file
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.publications.nemo_kit import sentencepiece_file
 
 pytest.importorskip("sentencepiece")
 TEXTS = ["the house is small", "The  old boat , is in   the harbour. ", "xyz 日 new", "日本", "a </s> boat",

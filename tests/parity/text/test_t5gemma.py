@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import vlm
-from tests import tiny
+from tests.kits.models import tiny
 
 LENGTHS = (9, 3, 21)
 

@@ -12,9 +12,9 @@ from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CO
 
 import vlm
 from llm_engines.families import m2m100
-from tests import tiny
-from tests import translation_kit as kit
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.publications import translation_kit as kit
 from vlm.errors import CheckpointError, InputError
 
 pytest.importorskip("sentencepiece")

@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import vlm
-from tests import tiny
+from tests.kits.models import tiny
 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", ":", "what", "is", "this", "?", "a", "cat", "and", "."]
 NEW = 6

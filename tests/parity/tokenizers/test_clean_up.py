@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, M2M100Tokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
 from llm_engines.families import m2m100, marian, t5
-from tests import translation_kit as kit
+from tests.kits.publications import translation_kit as kit
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.processing.text.clean_up import FOR_BPE, clean_up, settled
 from vlm.processing.text.stream import TextStream

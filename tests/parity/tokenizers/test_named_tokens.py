@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 import vlm
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError
 from vlm.limits import MAX_ADDED_TOKENS

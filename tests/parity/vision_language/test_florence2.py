@@ -11,8 +11,9 @@ from PIL import Image
 from transformers import CLIPImageProcessor
 from transformers.image_processing_utils import get_size_dict
 
-from tests import florence_kit, tiny
-from tests import published_kit as kit
+from tests.kits.models import tiny
+from tests.kits.publications import florence_kit
+from tests.kits.publications import published_kit as kit
 from tests.parity.cases import parity
 from visual_engines.answers.florence2_answers import answer, read_answer
 from visual_engines.families.florence2 import TASKS

@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 
-from tests import idefics3_kit, tiny
-from tests.image_parity_kit import (
+from tests.kits.models import tiny
+from tests.kits.models.image_parity_kit import (
     CONTENTS,
     MARK,
     NEW,
@@ -22,9 +22,10 @@ from tests.image_parity_kit import (
     cpu,
     image_part,
 )
+from tests.kits.publications import idefics3_kit
+from tests.kits.ranks import with_followers
 from tests.parity.cases import Case as ParityCase
 from tests.parity.cases import flat, mostly_slow, parity
-from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

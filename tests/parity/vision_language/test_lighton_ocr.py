@@ -7,10 +7,19 @@ import torch
 from PIL import Image as Picture
 from torch.nn.functional import pad
 
-from tests import lighton_kit, tiny
-from tests.image_parity_kit import MARK, NEW, MarkedCase, asked, check_log_probabilities, check_mixed_batches, cpu
+from tests.kits.models import tiny
+from tests.kits.models.image_parity_kit import (
+    MARK,
+    NEW,
+    MarkedCase,
+    asked,
+    check_log_probabilities,
+    check_mixed_batches,
+    cpu,
+)
+from tests.kits.publications import lighton_kit
+from tests.kits.ranks import with_followers
 from tests.parity.cases import parity
-from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
-from tests import tiny
-from tests.published_kit import facts
+from tests.kits.models import tiny
+from tests.kits.publications.published_kit import facts
 from visual_engines.images.image_processors import CLIP
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.hugging_face.chat_template import read_template

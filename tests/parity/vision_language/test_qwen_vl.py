@@ -10,8 +10,8 @@ import torch
 from PIL import Image as Picture
 from transformers import AutoConfig, Qwen2VLImageProcessor
 
-from tests import qwen_kit, tiny
-from tests.image_parity_kit import (
+from tests.kits.models import tiny
+from tests.kits.models.image_parity_kit import (
     CONTENTS,
     END,
     MARK,
@@ -25,8 +25,9 @@ from tests.image_parity_kit import (
     cpu,
     image_part,
 )
+from tests.kits.publications import qwen_kit
+from tests.kits.ranks import with_followers
 from tests.parity.cases import parity
-from tests.ranks import with_followers
 from visual_engines.models import pixtral, qwen_vl
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint

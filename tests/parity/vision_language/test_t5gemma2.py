@@ -11,9 +11,9 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
 
-from tests import tiny
-from tests.engines import engine_dir, pipeline
-from tests.image_parity_kit import cpu
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, pipeline
+from tests.kits.models.image_parity_kit import cpu
 from vlm.api.pipeline import Pipeline
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, VlmError

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
 
-from tests import tiny
+from tests.kits.models import tiny
+from tests.kits.publications.published_kit import facts
 from tests.parity.cases import parity
-from tests.published_kit import facts
 from visual_engines.images.image_processors import SIGLIP, preferring
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine

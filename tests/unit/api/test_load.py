@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import vlm
-from tests import tiny
 from tests.checkout import ROOT
+from tests.kits.models import tiny
 from vlm.api import load, pipeline
 from vlm.api.model import loaded_model
 from vlm.artifacts.native.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ import torch
 
 import vlm
 from tests.checkout import ROOT
-from tests.server_kit import alone, is_empty
+from tests.kits.servers.server_kit import alone, is_empty
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
@@ -268,7 +268,7 @@ def test_a_process_without_memory(backend):
     """A real failure to allocate: it costs the large request, those before and after it are answered the same."""
     if backend == "onnxruntime":
         pytest.importorskip("onnxruntime")
-    line = [sys.executable, "-m", "tests.out_of_memory", backend]
+    line = [sys.executable, "-m", "tests.kits.out_of_memory", backend]
     # what malloc has reserved for its threads is no memory that the limit could refuse
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environment)

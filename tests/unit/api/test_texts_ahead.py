@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests import tiny
-from tests.engines import engine_dir
-from tests.server_kit import is_empty
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
+from tests.kits.servers.server_kit import is_empty
 from vlm.api.ahead.texts_ahead import TextsAhead
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig

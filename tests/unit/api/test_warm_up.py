@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vlm
-from tests.server_kit import EXAMPLES, is_empty
+from tests.kits.servers.server_kit import EXAMPLES, is_empty
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig

@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests import hostile_kit as kit
-from tests.cli_kit import call
+from tests.kits import hostile_kit as kit
+from tests.kits.cli_kit import call
 from visual_engines.images.image_processors import CLIP
 from vlm.artifacts import archives
 from vlm.artifacts.archives import LARGEST_READ, unpacked

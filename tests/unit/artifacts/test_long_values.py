@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.published_kit import FOLDER
+from tests.kits.publications.published_kit import FOLDER
 from tests.unit.builder.test_mutated_folders import places
 from visual_engines.images.image_processors import CLIP
 from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone

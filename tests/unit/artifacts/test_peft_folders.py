@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vlm
-from tests import tiny
-from tests.engines import engine_dir
-from tests.lora_kit import K, Q, adapter_folder, matrices, scales
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.lora_kit import K, Q, adapter_folder, matrices, scales
 from vlm.api.model import adapters
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from tests.nemo_kit import sentencepiece_file
+from tests.kits.publications.nemo_kit import sentencepiece_file
 from vlm.convert.sentencepiece_file import read_model, tokenizer_of
 from vlm.errors import CheckpointError
 from vlm.processing.text.tokenization import Tokenizer

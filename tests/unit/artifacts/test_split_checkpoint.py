@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 
-from tests.cli_kit import call
-from tests.engines import engine_dir
-from tests.families import MODELS
-from tests.quantized_folders import quantized_checkpoint
+from tests.kits.cli_kit import call
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import MODELS
+from tests.kits.quantized_folders import quantized_checkpoint
 from vlm.artifacts import weights
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

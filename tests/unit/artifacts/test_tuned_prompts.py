@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli_kit import call, one_sentence
-from tests.lora_kit import adapter_folder
-from tests.nemo_kit import GPTNext, archive
-from tests.nemo_t5_kit import tuned_prompts
+from tests.kits.cli_kit import call, one_sentence
+from tests.kits.models.lora_kit import adapter_folder
+from tests.kits.publications.nemo_kit import GPTNext, archive
+from tests.kits.publications.nemo_t5_kit import tuned_prompts
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.prompt_tables import PromptTables
 from vlm.build.from_model import convert_model

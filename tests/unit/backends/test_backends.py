@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import vlm
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.native.manifest import Manifest
 from vlm.backends import installed

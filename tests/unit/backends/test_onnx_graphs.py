@@ -14,9 +14,9 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 import onnx
 
-from tests import tiny
-from tests.cli_kit import call
-from tests.engines import engine_dir
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir

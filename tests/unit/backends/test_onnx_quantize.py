@@ -12,9 +12,9 @@ pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 import onnx
 import torch
 
-from tests import tiny
-from tests.cli_kit import call
-from tests.engines import engine_dir, rebuilt
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.graphs import io as graph_io

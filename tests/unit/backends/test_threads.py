@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.server_kit import alone
+from tests.kits.servers.server_kit import alone
 from vlm.backends import threads
 from vlm.backends.threads import num_threads, set_threads, take_one_thread, threads_for, usable_cpus
 from vlm_app.cli.main import main

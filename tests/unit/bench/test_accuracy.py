@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny
-from tests.engines import pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import pipeline
 from vlm.errors import InputError
 from vlm_app.reference import accuracy
 from vlm_app.reference.huggingface import folder_of

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
-from tests import tiny
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
 from vlm.config import BuildConfig
 from vlm_app.bench import table
 from vlm_app.bench.clock import in_turns

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 from vlm_app.bench import kernels
 from vlm_app.cli.evaluation.bench_output import print_table
 

@@ -14,7 +14,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.errors import EngineError, InputError
 from vlm_app.bench import table
 from vlm_app.bench.csv_rows import OCR_CSV_HEADER

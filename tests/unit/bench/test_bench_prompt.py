@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig

@@ -9,7 +9,7 @@ import json
 import pytest
 from aiohttp import web
 
-from tests.openai_kit import DONE, Answer, FakeServer, chunk, stream, usage, well
+from tests.kits.servers.openai_kit import DONE, Answer, FakeServer, chunk, stream, usage, well
 from vlm.errors import InputError
 from vlm_app.bench.serving.config import ServeBenchConfig
 from vlm_app.bench.serving.job import serve

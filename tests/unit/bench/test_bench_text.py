@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests import tiny
 from tests.checkout import ROOT
+from tests.kits.models import tiny
 from vlm.api.model import rank_processes
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine

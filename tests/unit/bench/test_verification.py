@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from tests import tiny
-from tests.cli_kit import call
-from tests.engines import engine_dir, rebuilt
+from tests.kits.cli_kit import call
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder

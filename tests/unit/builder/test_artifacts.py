@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 from tests.unit.builder import artifact_kit
 from tests.unit.builder.artifact_kit import CONFIG, GENERATION, contents, hf_tensors, write_hf
 from vlm.artifacts.weights import TensorSource, write_tensors

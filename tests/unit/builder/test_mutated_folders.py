@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import florence_kit, idefics3_kit, lighton_kit, pix2struct_kit, qwen_kit
-from tests.families import MODELS
+from tests.kits.models.families import MODELS
+from tests.kits.publications import florence_kit, idefics3_kit, lighton_kit, pix2struct_kit, qwen_kit
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vlm
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
 from vlm.build.locate import locate
 from vlm.config import RuntimeConfig
 from vlm.config.runtime import MAX_THREADS

@@ -7,7 +7,7 @@ import json
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError

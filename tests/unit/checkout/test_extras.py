@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 
 ABSENT = {
     "export-triton": (("google", "google.protobuf", "tritonclient", "tritonclient.grpc"), "vlm-runtime[triton]"),

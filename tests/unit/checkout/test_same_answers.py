@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.checkout import ROOT
-from tests.engines import engine_dir, rebuilt
-from tests.families import MODELS
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.models.families import MODELS
 
 SCRIPT = ROOT / "benchmarks" / "same_answers.py"
 

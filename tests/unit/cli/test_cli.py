@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import vlm
-from tests.cli_kit import ended
+from tests.kits.cli_kit import ended
 from tests.unit.builder import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.requests.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llm_engines.families.fairseq import tokenizer_rules
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 from vlm.artifacts.hugging_face.chat_template import read_template
 from vlm.build.locate import packaged_models
 from vlm.errors import EngineError, InputError

@@ -8,7 +8,7 @@ import pytest
 
 import vlm
 import vlm_app
-from tests import cli_kit
+from tests.kits import cli_kit
 from vlm.errors import ConfigError, EngineError, InputError
 from vlm_app.core import renamed
 

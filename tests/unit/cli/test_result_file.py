@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli_kit import call, one_sentence
+from tests.kits.cli_kit import call, one_sentence
 from vlm.errors import InputError
 from vlm_app.cli.display.result_file import check_writable, write_result
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from llm_engines.converters.nemo.gpt import tokenizer_files
-from tests.cli_kit import call
-from tests.nemo_kit import HASH, GPTNext, archive, change_tensor, gpt2_files, sentencepiece_file
+from tests.kits.cli_kit import call
+from tests.kits.publications.nemo_kit import HASH, GPTNext, archive, change_tensor, gpt2_files, sentencepiece_file
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm.processing.text.tokenization import Tokenizer

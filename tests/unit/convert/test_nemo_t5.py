@@ -7,8 +7,8 @@ import torch
 import yaml
 
 from llm_engines.converters.nemo.t5_tokenizer import text_ends, tokenizer_files
-from tests.nemo_kit import archive, change_tensor, sentencepiece_file
-from tests.nemo_t5_kit import ROOT, NemoT5, bert_file, config_of
+from tests.kits.publications.nemo_kit import archive, change_tensor, sentencepiece_file
+from tests.kits.publications.nemo_t5_kit import ROOT, NemoT5, bert_file, config_of
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm.processing.text.tokenization import Tokenizer

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests import lighton_kit
+from tests.kits.publications import lighton_kit
 from visual_engines.images.pixtral_images import PIXTRAL_IMAGES
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs

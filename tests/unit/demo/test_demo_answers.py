@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from tests.demo_kit import EXAMPLES
+from tests.kits.servers.demo_kit import EXAMPLES
 
 pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 

@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 import vlm
-from tests.server_kit import is_empty, until
+from tests.kits.servers.server_kit import is_empty, until
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.engine.async_call import AsyncCall
 from vlm.engine.fair_lock import FairLock

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vlm
-from tests.server_kit import is_empty
+from tests.kits.servers.server_kit import is_empty
 from vlm.config import RuntimeConfig
 from vlm.engine import admission
 from vlm.engine.engine_loop import EngineLoop

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from tests import mosaic_kit, prompted_kit, tiny
-from tests.mosaic_kit import LARGEST, PATCH, pictures
+from tests.kits.models import mosaic_kit, prompted_kit, tiny
+from tests.kits.models.mosaic_kit import LARGEST, PATCH, pictures
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.selection import pick

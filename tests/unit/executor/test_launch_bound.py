@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
-from tests.ranks import with_followers
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.ranks import with_followers
 from vlm.config import RuntimeConfig
 from vlm.executor.inputs.packing import graph_rows
 from vlm.executor.paged import cross_kv, prefill

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.engines import engine_dir
-from tests.families import MODELS
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import MODELS
 from tests.unit.executor.test_replayed_passes import Replayed
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig

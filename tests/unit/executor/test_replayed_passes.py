@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engines import engine_dir
-from tests.families import MODELS, inputs_of
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import MODELS, inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.executor import graph_pool

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from tests import tiny
-from tests.engines import pipeline
+from tests.kits.models import tiny
+from tests.kits.models.engines import pipeline
 from vlm.config import RuntimeConfig
 
 PROMPTS = (5, 9, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.lora_kit import KIND, batch_of, layer_of, weights_of
+from tests.kits.models.lora_kit import KIND, batch_of, layer_of, weights_of
 from vlm.errors import InputError, LimitError
 from vlm.executor.adapters import AdapterCache
 from vlm.layers.adapters.base import AdapterRoom

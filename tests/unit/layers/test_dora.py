@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lora_kit import KIND, PARTS, batch_of, layer_of, weights_of
+from tests.kits.models.lora_kit import KIND, PARTS, batch_of, layer_of, weights_of
 from vlm.errors import InputError
 from vlm.executor.adapters import AdapterCache
 from vlm.layers.adapters.base import AdapterRoom

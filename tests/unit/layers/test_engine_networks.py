@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.errors import EngineError
 from vlm.layers.quant import methods

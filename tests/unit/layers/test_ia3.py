@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lora_kit import IDS, KIND, PARTS, batch_of, check_ranks, layer_of, quantize, weights_of
+from tests.kits.models.lora_kit import IDS, KIND, PARTS, batch_of, check_ranks, layer_of, quantize, weights_of
 from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.adapters.ia3 import Ia3Weights
 from vlm.layers.context import ModelContext

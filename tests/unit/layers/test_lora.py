@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lora_kit import IDS, KIND, batch_of, check_ranks, layer_of, quantize, weights_of
+from tests.kits.models.lora_kit import IDS, KIND, batch_of, check_ranks, layer_of, quantize, weights_of
 from vlm.layers.adapters.lora import LoraWeights
 from vlm.registry.adapter_layers import put_adapter
 from vlm.requests.adapters import NO_ADAPTER

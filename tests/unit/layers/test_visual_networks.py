@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests import tiny
-from tests.families import image_size
+from tests.kits.models import tiny
+from tests.kits.models.families import image_size
 from visual_engines.catalog import MODELS
 from vlm.executor.encoding.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import engines, tiny
+from tests.kits.models import engines, tiny
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm_app.ocr.config import JobConfig

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.server_kit import until
+from tests.kits.servers.server_kit import until
 from vlm.api.ahead.prefetch import Prefetch
 from vlm.executor.timing import DeviceTimer
 from vlm.stage_clock import StageClock

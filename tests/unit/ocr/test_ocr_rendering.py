@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.server_kit import until
+from tests.kits.servers.server_kit import until
 from tests.unit.ocr.test_ocr import image, pages
 from vlm.errors import DocumentError, ImageError
 from vlm_app.ocr.documents.pages import InProcess

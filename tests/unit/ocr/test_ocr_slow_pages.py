@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.media_kit import nested_forms
+from tests.kits.media_kit import nested_forms
 from tests.unit.ocr.test_ocr import image
 from tests.unit.ocr.test_ocr_limit import FakeReader, outputs, run, scans  # noqa: F401  the last is a fixture
 from vlm.errors import DocumentError

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli_kit import call
+from tests.kits.cli_kit import call
 from vlm.errors import InputError
 from vlm.processing.workers.process import Budget
 from vlm_app.ocr.checks.check_file import read_checks
@@ -71,7 +71,7 @@ def test_texts_that_are_not_there_are_one_sentence(tmp_path, checks, says):
 
 
 def test_documents_that_are_not_there_are_one_sentence(tmp_path):
-    from tests.ocr_jobs import book
+    from tests.kits.ocr_jobs import book
 
     book(tmp_path / "two.pdf", 2)
     with pytest.raises(InputError, match=r"checks.jsonl line 2 is about page 3 of .*two.pdf, which has 2\."):

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from tests.kernel_names import NAMES
+from tests.kits.kernels.kernel_names import NAMES
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SCRIPT = """
 import torch
-from tests.kernel_cases import CASES
+from tests.kits.kernels.kernel_cases import CASES
 for name, case in CASES.items():
     torch.manual_seed(0)
     case(torch.device("cpu"))
@@ -47,7 +47,7 @@ def test_kernels_equal_their_references_in_the_interpreter():
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed on this platform")
 def test_kernels_compile_for_a_gpu():
     """What the interpreter runs need not compile: in bfloat16, for compute capability 9.0."""
-    command = [sys.executable, "-O", "-m", "tests.compiled_kernels", *NAMES]
+    command = [sys.executable, "-O", "-m", "tests.kits.kernels.compiled_kernels", *NAMES]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     compiled = dict(line.split() for line in run.stdout.splitlines())

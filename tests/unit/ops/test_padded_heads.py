@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
-from tests.rank_cases import CPU, all_ways, check_equal
-from tests.ranks import with_followers
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.rank_cases import CPU, all_ways, check_equal
+from tests.kits.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.backends.torch import TorchBackend
 from vlm.layers import heads

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-from tests import hopper_kit
+from tests.kits.kernels import hopper_kit
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend_group, nvrtc, prefill_flash
 from vlm.ops.paged_kv import MOST, KVCache, PagedKV

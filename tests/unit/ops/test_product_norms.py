@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-from tests.engines import pipeline
-from tests.families import MODELS, inputs_of
+from tests.kits.models.engines import pipeline
+from tests.kits.models.families import MODELS, inputs_of
 from vlm.layers.norm import RmsNorm
 from vlm.ops.activation import Activation
 from vlm.ops.kernels import gemm, gemm_shapes, nvrtc

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir, rebuilt
-from tests.rank_cases import CPU, check_equal, outputs
-from tests.ranks import on_ranks, with_followers
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.rank_cases import CPU, check_equal, outputs
+from tests.kits.ranks import on_ranks, with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.executor.collective_time import CollectiveTime
 from vlm.parallel.collectives import Ranks

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.server_kit import free_port
+from tests.kits.servers.server_kit import free_port
 from vlm.errors import EngineError
 from vlm.parallel import environment
 from vlm.parallel.environment import LaunchedRank, Meeting, meet

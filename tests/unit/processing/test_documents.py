@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from tests import media_kit as kit
+from tests.kits import media_kit as kit
 from vlm.errors import DocumentError, ImageError
 from vlm.processing.media.documents import (
     DocumentPage,

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageOps
 from transformers import CLIPImageProcessor
 
-from tests import hostile_kit as kit
+from tests.kits import hostile_kit as kit
 from visual_engines.images.image_processors import CLIP
 from vlm.errors import DocumentError, ImageError
 from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
@@ -174,7 +174,7 @@ SLIVERS = {
 def test_slivers_are_not_padded_beyond_their_budget(kind):
     """A PNG of 563 bytes with 1×250,000 pixels became 11 GB."""
     setup = (
-        "from tests.hostile_kit import blank_png\nfrom vlm.processing.media.images import load_image\n"
+        "from tests.kits.hostile_kit import blank_png\nfrom vlm.processing.media.images import load_image\n"
         "from vlm.processing.media.image_processor import ImageProcessor\n"
         f"from visual_engines.images.{kind.replace(':', ' import ')} as SPEC\n"
         f"processor = ImageProcessor(SPEC, {SLIVERS[kind]})\nprocessor([load_image(blank_png(9, 9))])"

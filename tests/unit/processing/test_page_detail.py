@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageCms, ImageDraw
 
-from tests import media_kit as kit
+from tests.kits import media_kit as kit
 from visual_engines.images.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import ImageError

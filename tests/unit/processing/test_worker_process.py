@@ -16,9 +16,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from tests.media_kit import children
-from tests.server_kit import until
-from tests.worker_calls import (
+from tests.kits.media_kit import children
+from tests.kits.servers.server_kit import until
+from tests.kits.worker_calls import (
     ENDLESS,
     arrays,
     die,
@@ -42,7 +42,7 @@ from vlm.processing.workers.fork_server import start_fork_server
 from vlm.processing.workers.process import STARTS, Budget, WorkerFailure, WorkerProcess
 from vlm.processing.workers.result_buffer import SIZE, ResultBuffer
 
-CALLS = "tests.worker_calls"
+CALLS = "tests.kits.worker_calls"
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +185,12 @@ def test_a_process_that_cannot_start_is_told():
 
 PARENT = """
 import sys, time
-from tests.worker_calls import ENDLESS, hang
+from tests.kits.worker_calls import ENDLESS, hang
 from vlm.processing.media.pool import MediaConfig, MediaPool
 from vlm.processing.workers import process
 
 if __name__ == "__main__":
-    pool = MediaPool(MediaConfig(2, budget=ENDLESS, preload="tests.worker_calls"))
+    pool = MediaPool(MediaConfig(2, budget=ENDLESS, preload="tests.kits.worker_calls"))
     for _ in range(2):
         pool.submit(lambda worker: worker.run(hang))
     while pool.state().busy < 2:
@@ -247,7 +247,7 @@ def test_none_is_started_once_python_ends(monkeypatch):
 
 INTERRUPTED = """
 import os, signal, time
-from tests.worker_calls import ENDLESS, complain
+from tests.kits.worker_calls import ENDLESS, complain
 from vlm.processing.workers.fork_server import start_fork_server
 from vlm.processing.workers.process import WorkerProcess
 
@@ -273,8 +273,8 @@ def test_an_interrupt_while_the_fork_server_imports_is_its_parents():
 DAMAGED = """
 import io
 from PIL import Image
-from tests import hostile_kit
-from tests.worker_calls import ENDLESS, complain
+from tests.kits import hostile_kit
+from tests.kits.worker_calls import ENDLESS, complain
 from vlm.errors import ImageError
 from vlm.processing.media.images import load_image
 from vlm.processing.workers.process import WorkerProcess

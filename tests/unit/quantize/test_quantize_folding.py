@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.engines import grouped_checkpoint
+from tests.kits.models.engines import grouped_checkpoint
 from tests.unit.layers.test_networks import NETWORKS, published, skeletons
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.layers.context import ModelContext

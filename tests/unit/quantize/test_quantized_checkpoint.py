@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.engines import grouped_checkpoint
-from tests.quantized_folders import quantized_checkpoint
+from tests.kits.models.engines import grouped_checkpoint
+from tests.kits.quantized_folders import quantized_checkpoint
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.backends.torch import check_fp8

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.replica_kit import END, STREAM, Asked, Front, chunk, front_of, whole
-from tests.server_kit import until
+from tests.kits.servers.replica_kit import END, STREAM, Asked, Front, chunk, front_of, whole
+from tests.kits.servers.server_kit import until
 from vlm_app.server.replicas import forwarding
 from vlm_app.server.repository.statistics import Statistics
 

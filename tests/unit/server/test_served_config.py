@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from tests import ft_kit, tiny
-from tests.engines import engine_dir
+from tests.kits.models import tiny
+from tests.kits.models.engines import engine_dir
+from tests.kits.servers import ft_kit
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine

@@ -18,7 +18,7 @@ print(pool._pool.submit(lambda worker: worker.run(warmed_up)).result())
 pool.close()
 """
 IMPORTS = """
-from tests.worker_calls import warmed_up
+from tests.kits.worker_calls import warmed_up
 from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.processing.media.image_processor import ProcessorSource
 from vlm_app.ocr.documents.page_reading import PageImages

@@ -13,7 +13,7 @@ import torch
 import transformers
 from PIL import Image
 
-from tests import lighton_kit, qwen_kit
+from tests.kits.publications import lighton_kit, qwen_kit
 from visual_engines.images import pixtral_images, qwen_images
 from visual_engines.images.pixtral_images import PIXTRAL_IMAGES
 from visual_engines.images.qwen_images import QWEN_IMAGES

@@ -17,9 +17,10 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests import ft_kit, tiny
 from tests.e2e.server.kserve.test_serve_kserve import infer, of_ids
-from tests.server_kit import alone, serving
+from tests.kits.models import tiny
+from tests.kits.servers import ft_kit
+from tests.kits.servers.server_kit import alone, serving
 from vlm.build.locate import packaged_models
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.server_kit import EXAMPLES, aborts, alone, data_uri, is_empty, load, serving, until
+from tests.kits.servers.server_kit import EXAMPLES, aborts, alone, data_uri, is_empty, load, serving, until
 
 TEXT, GERMAN = "translate English to German: The old ship is small.", "Das alte Schiff ist klein."
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."

@@ -21,9 +21,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.cli_kit import call
-from tests.replica_kit import fronted
-from tests.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
+from tests.kits.cli_kit import call
+from tests.kits.servers.replica_kit import fronted
+from tests.kits.servers.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
 from vlm_app.server.kserve.grpc import messages
 from vlm_app.server.repository.service import Service
 

@@ -15,7 +15,7 @@ import tritonclient.http.aio as triton_aio
 from PIL import Image
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.server_kit import EXAMPLES, alone, data_uri
+from tests.kits.servers.server_kit import EXAMPLES, alone, data_uri
 
 TEXTS = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."

@@ -21,7 +21,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.server_kit import load, serving
+from tests.kits.servers.server_kit import load, serving
 from vlm_app.server.tensors.values import DTYPES
 
 IDS = {"name": "input_ids", "shape": [1, 3], "datatype": "UINT32", "data": [5, 9, 1]}

@@ -22,9 +22,9 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 
 import tritonclient.grpc as triton_grpc
 
-from tests.cli_kit import call
-from tests.s3_kit import store
-from tests.server_kit import alone, load, serving, until
+from tests.kits.cli_kit import call
+from tests.kits.servers.s3_kit import store
+from tests.kits.servers.server_kit import alone, load, serving, until
 from vlm.build.locate import packaged_models
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories

@@ -14,9 +14,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests import server_kit
 from tests.checkout import ROOT
-from tests.server_kit import EXAMPLES, is_empty, load, serving, until
+from tests.kits.servers import server_kit
+from tests.kits.servers.server_kit import EXAMPLES, is_empty, load, serving, until
 
 pytestmark = pytest.mark.slow
 SCENE, PAGE = EXAMPLES / "scene1.png", EXAMPLES / "page.png"

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.server_kit import EXAMPLES, asked, data_uri
+from tests.kits.servers.server_kit import EXAMPLES, asked, data_uri
 from vlm_app.server.core.data_uris import decode_data_uri
 from vlm_app.server.openai.fields import IGNORED, REFUSED
 

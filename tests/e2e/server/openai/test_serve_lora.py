@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import vlm
-from tests import prompted_kit, tiny
-from tests.cli_kit import call
-from tests.lora_kit import random_adapter, random_ia3
-from tests.prompted_kit import saved
-from tests.server_kit import serving
+from tests.kits.cli_kit import call
+from tests.kits.models import prompted_kit, tiny
+from tests.kits.models.lora_kit import random_adapter, random_ia3
+from tests.kits.models.prompted_kit import saved
+from tests.kits.servers.server_kit import serving
 from vlm_app.cli.errors import USER_ERROR
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories

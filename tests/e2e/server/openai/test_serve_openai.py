@@ -9,8 +9,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests import server_kit
-from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, until
+from tests.kits.servers import server_kit
+from tests.kits.servers.server_kit import EXAMPLES, asked, data_uri, is_empty, until
 
 SCENES = [EXAMPLES / f"scene{i}.png" for i in (1, 2, 3)]
 QUESTION, SIGN = "How many objects are there?", "Read the sign."

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines import engine_dir
-from tests.families import inputs_of
+from tests.kits.models.engines import engine_dir
+from tests.kits.models.families import inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig

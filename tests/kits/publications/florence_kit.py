@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tests import tiny
-from tests.published_kit import facts
+from tests.kits.models import tiny
+from tests.kits.publications.published_kit import facts
 from visual_engines.answers.florence2_answers import NAMELESS
 from visual_engines.families.florence2 import ADDED_TOKENS
 

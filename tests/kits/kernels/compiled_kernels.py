@@ -1,7 +1,7 @@
 """Compiles what the cases of `kernel_cases` launch, for a GPU that need not be there.
 
-`python -O -m tests.compiled_kernels add_lora rotate` prints each case's name and how many kernels it has. Nothing runs,
-so what would look at results is off: `-O` leaves assertions out.
+`python -O -m tests.kits.kernels.compiled_kernels add_lora rotate` prints each case's name and how many kernels it has.
+Nothing runs, so what would look at results is off: `-O` leaves assertions out.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(names: list[str]) -> None:
     torch.cuda.get_device_capability = lambda *_: CAPABILITY  # kernels start before those ahead of them end
     compile_launches(seen)
     leave_results_alone()
-    from tests import kernel_cases
+    from tests.kits.kernels import kernel_cases
 
     for name in names:
         own = torch.float32 if name in FLOAT32_STATE else DTYPE

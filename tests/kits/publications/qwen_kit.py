@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
-from tests import tiny
-from tests.published_kit import FOLDER
-from tests.small_folder_kit import copy_generation_config, tokenizer_of_words
+from tests.kits.models import tiny
+from tests.kits.models.small_folder_kit import copy_generation_config, tokenizer_of_words
+from tests.kits.publications.published_kit import FOLDER
 
 PUBLISHED = FOLDER / "Qwen__Qwen2.5-VL-7B-Instruct"
 MARK, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"

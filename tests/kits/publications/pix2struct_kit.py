@@ -10,7 +10,7 @@ from PIL import Image, ImageFont
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Pix2StructImageProcessor, Pix2StructProcessor, PreTrainedTokenizerFast
 
-from tests import tiny
+from tests.kits.models import tiny
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 WORDS = (

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image as Picture
 
-from tests.engines import engine_dir
+from tests.kits.models.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.config import RuntimeConfig

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.server_kit import Served, listening
+from tests.kits.servers.server_kit import Served, listening
 from vlm.api.pipeline import Pipeline
 from vlm.errors import EngineError
 from vlm_app.core.load_options import LoadOptions

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests import tiny
+from tests.kits.models import tiny
 from vlm.api.pipeline import Pipeline
 from vlm.config import VisionConfig
 from vlm.layers.image_tiles import TiledVisionConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.nemo_kit import sentencepiece_file
+from tests.kits.publications.nemo_kit import sentencepiece_file
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 TARGET_PIECES = ["▁das", "▁Haus", "▁ist", "▁klein", "日", "日本", "ö"]

@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 import vlm
+from tests.checkout import ROOT
 from vlm.api.pipeline import Pipeline
 from vlm.engine.llm_engine import LLMEngine
 from vlm_app.server.app import create_app
@@ -29,7 +30,7 @@ from vlm_app.server.http.http_server import Server
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.service import Service
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @dataclass(frozen=True)

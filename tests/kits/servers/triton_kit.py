@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
-from tests.server_kit import alone
+from tests.kits.servers.server_kit import alone
 from vlm_app.server.repository.pbtxt import parse
 
 FINAL = 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.server_kit import is_empty, load, until
+from tests.checkout import ROOT
+from tests.kits.servers.server_kit import is_empty, load, until
 from vlm.api.pipeline import Pipeline
 
 pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'vlm-runtime[demo]'")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 ALL = ("mini-llava", "mini-blip2", "mini-nougat", "mini-t5")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
-from tests import families, tiny
-from tests.engines import engine_dir, rebuilt
-from tests.ranks import with_followers
+from tests.kits.models import families, tiny
+from tests.kits.models.engines import engine_dir, rebuilt
+from tests.kits.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.requests.adapters import NO_ADAPTER

@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 
-from tests import tiny
+from tests.kits.models import tiny
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 WORDS = ["USER:", "ASSISTANT:", *(f"w{i}" for i in range(53))]

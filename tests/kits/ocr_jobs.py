@@ -13,12 +13,13 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from tests.checkout import ROOT
 from vlm_app.bench.pages.documents import write_documents
 from vlm_app.bench.pages.kinds import KINDS
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 PRELOADED = [
-    "tests.ocr_jobs", "vlm_app.cli.inference.ocr", "vlm_app.ocr.readers.engines", "vlm.api.load",
+    "tests.kits.ocr_jobs", "vlm_app.cli.inference.ocr", "vlm_app.ocr.readers.engines", "vlm.api.load",
     "visual_engines.models.swin", "llm_engines.models.bart", "transformers.models.nougat.image_processing_nougat",
     "visual_engines.families.nougat", "torch._dynamo",
 ]  # fmt: skip

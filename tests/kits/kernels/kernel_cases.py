@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from tests.step_end_cases import (
+from tests.kits.kernels.step_end_cases import (
     append_and_check_stop,
     append_likeliest,
     append_sampled,

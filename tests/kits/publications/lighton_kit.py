@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 from transformers import LightOnOcrProcessor, PixtralImageProcessor, PreTrainedTokenizerFast
 
-from tests import tiny
-from tests.published_kit import FOLDER
-from tests.small_folder_kit import copy_generation_config, tokenizer_of_words
+from tests.kits.models import tiny
+from tests.kits.models.small_folder_kit import copy_generation_config, tokenizer_of_words
+from tests.kits.publications.published_kit import FOLDER
 
 PUBLISHED = FOLDER / "lightonai__LightOnOCR-2-1B__Moobbot"
 MARK, BREAK, END = "<|image_pad|>", "<|vision_pad|>", "<|vision_end|>"

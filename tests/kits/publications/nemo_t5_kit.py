@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import yaml
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from tests.nemo_kit import HASH
+from tests.kits.publications.nemo_kit import HASH
 
 TARGET = "nemo.collections.nlp.models.language_modeling.megatron_t5_model.MegatronT5Model"
 ROOT = "enc_dec_model"

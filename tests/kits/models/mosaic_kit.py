@@ -91,7 +91,7 @@ VISUAL = Role("mosaic", "mosaic", "mosaic.")
 
 
 class Catalog:
-    MODELS = (ModelRef("mosaic", "tests.mosaic_kit:SPEC"),)
+    MODELS = (ModelRef("mosaic", "tests.kits.models.mosaic_kit:SPEC"),)
     FAMILIES = (
         FamilySpec(
             name="mosaic-chat",

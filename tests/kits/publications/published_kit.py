@@ -19,9 +19,10 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tiny import pull_apart, small_embeddings
+from tests.checkout import ROOT
+from tests.kits.models.tiny import pull_apart, small_embeddings
 
-FOLDER = Path(__file__).parent / "published"
+FOLDER = ROOT / "tests" / "published"
 VOCAB = 96
 Config = dict[str, Any]
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTokenizerFast
 
-from tests import tiny
-from tests.published_kit import FOLDER
-from tests.small_folder_kit import copy_generation_config, tokenizer_of_words
+from tests.kits.models import tiny
+from tests.kits.models.small_folder_kit import copy_generation_config, tokenizer_of_words
+from tests.kits.publications.published_kit import FOLDER
 
 PUBLISHED = FOLDER / "ibm-granite__granite-docling-258M"
 MARK, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"

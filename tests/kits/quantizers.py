@@ -1,6 +1,6 @@
 """Tiny models quantized by the programs that people use, for tests that need one of them installed.
 
-    python -m tests.quantizers OUT [NAME ...]
+    python -m tests.kits.quantizers OUT [NAME ...]
 
 writes a folder a NAME below OUT, each with `expected.safetensors`: inputs, and logits of the program's own model in
 float32. Programs: llmcompressor, gptqmodel, autoawq, bitsandbytes, nvidia-modelopt; none is a dependency.
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny
+from tests.kits.models import tiny
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_key_value_heads": 2,
          "tie_word_embeddings": True}  # fmt: skip

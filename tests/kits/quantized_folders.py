@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.checkout import ROOT
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.native.checkpoint import Checkpoint, write_checkpoint
 from vlm.artifacts.native.roles import RoleWeights
@@ -18,7 +19,7 @@ from vlm.convert.folder import convert_folder
 from vlm.layers.quant.methods import quantization_of
 from vlm.registry.quantized_weights import quantized
 
-FOLDERS = Path(__file__).parent / "quantized"  # of tests/quantizers.py
+FOLDERS = ROOT / "tests" / "quantized"  # of tests/kits/quantizers.py
 
 
 def built(folder: Path, scratch: Path, **build) -> tuple[Checkpoint, Pipeline]:

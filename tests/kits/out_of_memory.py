@@ -1,5 +1,6 @@
-"""A process that is left too little memory for one request: `python -m tests.out_of_memory BACKEND` prints a line each
-of a small request before it, the large one, its encoding, a small one after it, and the large one with memory again."""
+"""A process that is left too little memory for one request: `python -m tests.kits.out_of_memory BACKEND` prints a line
+each of a small request before it, the large one, its encoding, a small one after it, and the large one with memory
+again."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 
 import vlm
-from tests.server_kit import is_empty
+from tests.kits.servers.server_kit import is_empty
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import OutOfMemoryError
 from vlm.processing.media.pool import MediaConfig, MediaPool
