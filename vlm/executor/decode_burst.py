@@ -67,11 +67,13 @@ class DecodeBurst:
         ]
 
 
-def hypotheses_of(rows: Iterable[tuple[list[int], list[float], int, float, bool]], start: int) -> list[Hypothesis]:
-    """Turns (tokens, log-probabilities, length, score, whether it ended) into what was generated after `start`: nothing
-    where none ended, and the row is an earlier search's."""
-    return [Hypothesis(t[start:n], p[start:n], score) if ended else Hypothesis([], [], score)
-            for t, p, n, score, ended in rows]  # fmt: skip
+def hypotheses_of(
+    rows: Iterable[tuple[list[int], list[float], int, float]], prompt: int, start: int
+) -> list[Hypothesis]:
+    """Turns (tokens from the place `start` on, their log-probabilities, length, score) into what was generated after a
+    prompt of so many tokens: nothing where the length is 0, as none ended, and the row is an earlier search's."""
+    cut = lambda values, length: values[prompt - start : max(length - start, 0)]  # noqa: E731
+    return [Hypothesis(cut(tokens, length), cut(logprobs, length), score) for tokens, logprobs, length, score in rows]
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -117,13 +117,16 @@ class Executor:
 
     @torch.inference_mode()
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
-        """Returns the outcomes of ended beam searches, best first."""
-        beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
-        buffers = (
-            beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores, beams.ended
-        )  # fmt: skip
-        rows = iter(zip(*(x[slots].tolist() for x in buffers), strict=True))
-        return [hypotheses_of(itertools.islice(rows, s.width), s.prompt_length) for s in sequences]
+        """Returns the outcomes of ended beam searches, best first, as many as were asked for."""
+        beams, counts = self.state.beams, [s.request.params.num_return_sequences for s in sequences]
+        slots = [slot for s, count in zip(sequences, counts, strict=True) for slot in s.slots[:count]]
+        slots = torch.tensor(slots, device=self.device)
+        lengths = torch.where(beams.ended[slots], beams.hypothesis_lengths[slots], 0).tolist()
+        start, end = min(s.prompt_length for s in sequences), max(lengths)
+        tokens, logprobs = (x[slots, start:end].tolist() for x in (beams.hypotheses, beams.hypothesis_logprobs))
+        rows = iter(zip(tokens, logprobs, lengths, beams.hypothesis_scores[slots].tolist(), strict=True))
+        return [hypotheses_of(itertools.islice(rows, n), s.prompt_length, start)
+                for s, n in zip(sequences, counts, strict=True)]  # fmt: skip
 
     def encode_waiting(self, sequences: Iterable[Sequence]) -> None:
         """Begins with images of sequences that wait, first come, first served, beside what the device decodes."""

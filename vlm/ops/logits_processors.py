@@ -8,6 +8,7 @@ beam search's (`beam_search`): no other choice sees it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,14 +54,21 @@ def apply(
     groups: Groups | None = None,
 ) -> Tensor:
     """Processes logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf; `groups`: rows
-    that are beams of one search, where they are. Nothing waits for the host."""
+    that are beams of one search, where they are, whose log-probabilities are processed. Nothing waits for the host."""
+    penalized = partial(
+        penalize, state=state, penalties=penalties, slots=slots, longest=processing.ngrams,
+        log_probabilities=groups is not None,  # as in Hugging Face's beam search
+    )  # fmt: skip
     if rules is not None and processing.only_bans:
-        return penalize(logits, state, penalties, slots=slots, longest=processing.ngrams, bans=rules)
+        return penalized(logits, bans=rules)
     s = slots.long()
     token_rules = row_rules(rules, state, s, logits.shape[1]) if rules is not None and processing.acting else None
-    if token_rules is not None:
-        logits = _favoured(logits.float(), penalties.input_repetition[s][:, None], token_rules, processing.rules)
-    logits = penalize(logits, state, penalties, slots=slots, longest=processing.ngrams)
+    if token_rules is None or not {BIAS, SEEN} & processing.acting:
+        logits = penalized(logits)
+    else:
+        logits = logits.float() if groups is None else logits.float().log_softmax(-1)
+        logits = _favoured(logits, penalties.input_repetition[s][:, None], token_rules, processing.rules)
+        logits = penalized(logits, log_probabilities=False)  # they are that already
     if token_rules is not None:
         logits = _ruled(logits, token_rules, processing.rules, groups)
     if processing.cleans:

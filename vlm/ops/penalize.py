@@ -24,7 +24,9 @@ def reference(
     slots: Tensor,
     longest: int = NGRAM,
     bans: TokenRules | None = None,
+    log_probabilities: bool = False,
 ) -> Tensor:
+    logits = logits.float().log_softmax(-1) if log_probabilities else logits
     s, nothing = slots.long(), logits.shape[1]  # a column of its own is where what has no logit lies
     scores = logits.new_zeros((len(s), nothing + 1), dtype=torch.float32)
     scores[:, :-1] = logits
@@ -54,14 +56,18 @@ def penalize(
     slots: Tensor,
     longest: int = NGRAM,
     bans: TokenRules | None = None,
+    log_probabilities: bool = False,
 ) -> Tensor:
     """Takes logits [R, V] of the rows `slots` [R] int32 -> float32 [R, V], with what is forbidden at -inf; `longest`:
-    the size of the longest n-gram that must not come again; `bans`: rules, of which those that forbid a token hold."""
+    the size of the longest n-gram that must not come again; `bans`: rules, of which those that forbid a token hold;
+    `log_probabilities`: they are penalized instead of logits."""
     if logits.is_cuda:
         from vlm.ops.kernels.penalize import penalize as kernel
 
-        return kernel(logits, state, penalties, slots=slots, bans=bans)
-    return reference(logits, state, penalties, slots=slots, longest=longest, bans=bans)
+        return kernel(logits, state, penalties, slots=slots, bans=bans, log_probabilities=log_probabilities)
+    return reference(
+        logits, state, penalties, slots=slots, longest=longest, bans=bans, log_probabilities=log_probabilities
+    )
 
 
 def inside(ids: Tensor, vocab_size: int) -> Tensor:

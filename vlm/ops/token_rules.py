@@ -27,6 +27,8 @@ class TokenRules:
     kinds: Tensor  # [E] int32
     places: Tensor  # [E] int32: the only length of the history at which it holds, -1: any
     values: Tensor  # [E] float32
+    first_prefixes: Tensor  # [E] int32: where the tokens before a rule's lie among all, side by side,
+    num_prefixes: Tensor  # [E] int32: and how many they are
     prefix_rules: Tensor  # [P] int32: whose token this is, `E` where it is unused
     prefix_backs: Tensor  # [P] int32: how far before the rule's token
     prefix_tokens: Tensor  # [P] int32

@@ -153,9 +153,10 @@ def penalize(device: torch.device) -> None:
         for slots, rules in itertools.product((torch.arange(rows), padded), (None, bans)):
             logits = _wide(len(slots), vocab, 14, device)[:, :vocab]
             s = slots.int().to(device)
-            ours = penalize_kernel.penalize(logits, state, penalties, slots=s, bans=rules)
-            wanted = penalize_op.reference(logits, state, penalties, slots=s, bans=rules)
-            torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-6)
+            options = {"slots": s, "bans": rules, "log_probabilities": rules is None}
+            ours = penalize_kernel.penalize(logits, state, penalties, **options)
+            wanted = penalize_op.reference(logits, state, penalties, **options)
+            torch.testing.assert_close(ours, wanted, atol=1e-6 if rules else 2e-5, rtol=1e-6)
 
 
 def _bans(state: SequenceState, device: torch.device) -> TokenRules:
@@ -171,11 +172,13 @@ def _bans(state: SequenceState, device: torch.device) -> TokenRules:
             prefixes += [(len(rules), len(before) - i, each) for i, each in enumerate(before)]
             rules.append((slot, token + 20 * (kind == SUPPRESS), kind, place))
     columns = lambda rows: torch.tensor(rows, dtype=torch.int32, device=device).T.contiguous()  # noqa: E731
-    return TokenRules(*columns(rules), torch.zeros(len(rules), device=device), *columns(prefixes))
+    counts = torch.bincount(torch.tensor([rule for rule, *_ in prefixes]), minlength=len(rules)).int()
+    where = (counts.cumsum(0).int() - counts).to(device), counts.to(device)
+    return TokenRules(*columns(rules), torch.zeros(len(rules), device=device), *where, *columns(prefixes))
 
 
 def topk_logprobs(device: torch.device) -> None:
-    for rows, vocab, k in ((3, 7, 4), (2, 1000, 20), (5, 40000, 8), (1, 33, 33)):
+    for rows, vocab, k in ((3, 7, 4), (2, 1000, 20), (5, 40000, 8), (1, 33, 33), (2, 70, 0), (3, 2100, 200)):
         logits = 3 * torch.randn(rows, vocab, device=device)
         logits[0, 2:] = float("-inf")  # a row that is almost decided
         values, ids, normalizer = topk_kernel.topk_logprobs(logits, k)
@@ -183,8 +186,13 @@ def topk_logprobs(device: torch.device) -> None:
         torch.testing.assert_close(values, want)
         torch.testing.assert_close(normalizer, want_normalizer, atol=2e-5, rtol=1e-5)
         assert torch.equal(ids[want > float("-inf")], want_ids[want > float("-inf")])
-        low = logits.bfloat16()
-        torch.testing.assert_close(topk_op.log_probabilities(low), low.float().log_softmax(-1), atol=2e-5, rtol=1e-5)
+    alike = torch.randint(0, 3, (3, 5000), device=device).bfloat16() * torch.tensor(
+        [[-0.0], [1.0], [1.0]], device=device
+    )
+    alike[2, 7:] = float("-inf")
+    values, ids, _ = topk_kernel.topk_logprobs(alike, 70)
+    want, want_ids = alike.float().sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, want[:, :70]) and torch.equal(ids, want_ids[:, :70])
 
 
 def append_and_check_stop(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from vlm.ops.append_sampled import append_sampled
 from vlm.ops.beam_state import Groups, RowScores
 from vlm.ops.prompt_lookup import propose
 from vlm.ops.token_rules import END, row_rules
-from vlm.ops.topk_logprobs import log_probabilities, topk_logprobs
+from vlm.ops.topk_logprobs import topk_logprobs
 from vlm.requests.finish import RUNNING
 
 
@@ -98,8 +98,7 @@ class Sampler:
         """Chooses the next tokens of every beam -> the beams they continue"""
         state, again = self.state, None
         if plan.processed:
-            # penalties act on log-probabilities here, as they do in Hugging Face's beam search
-            logits = self._processed(log_probabilities(logits), rows, plan, groups)
+            logits = self._processed(logits, rows, plan, groups)
         if plan.processing.normalizes:
             again = state.penalties.normalize[rows.all.long()]
         ends = self._ends(logits, rows) if END in plan.processing.rules else None

@@ -193,8 +193,7 @@ class BatchState:
         if not self._changes("rules", settings.any(lambda p: p.names_tokens or p.ends_beams)):
             return
         by_slot: dict[int, PackedRules | None] = {}
-        for sequence, ends in zip(sequences, stop_ids, strict=True):
-            rules = rules_of(sequence, ends)
+        for sequence, rules in zip(sequences, rules_of(sequences, stop_ids), strict=True):
             sequence.rule_kinds = rules.kinds if rules else ()
             by_slot.update(dict.fromkeys(sequence.slots, rules))
         self.rules.admit(by_slot)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -46,34 +47,53 @@ class PackedRules:
     @classmethod
     def joined(cls, parts: Iterable[PackedRules]) -> PackedRules:
         parts = list(parts)
-        first, prefixes = 0, []
-        for part in parts:
-            prefixes.append(part.prefixes + np.array([[first], [0], [0]], np.int32))
-            first += part.rules.shape[1]
-        return cls(np.concatenate([p.rules for p in parts], 1), np.concatenate(prefixes, 1))
+        counts = np.array([part.rules.shape[1] for part in parts])
+        prefixes = np.concatenate([part.prefixes for part in parts], 1)
+        firsts = (counts.cumsum() - counts).astype(np.int32)  # of each part's rules
+        prefixes[0] += np.repeat(firsts, [part.prefixes.shape[1] for part in parts])
+        return cls(np.concatenate([part.rules for part in parts], 1), prefixes)
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[int, ...]:
         return tuple(np.unique(self.rules[1]).tolist())
 
 
-def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
-    """Returns what a request says about tokens; `ends` are those that end it."""
-    params, prompt = sequence.request.params, sequence.prompt_length
+def rules_of(sequences: Items[Sequence], ends: Items[Items[int]]) -> list[PackedRules | None]:
+    """Returns what each request says about tokens; `ends` are those that end it. Requests of one call have their
+    settings, and so most rules, in common."""
+    shared: dict[tuple[int, tuple[int, ...]], PackedRules | None] = {}
+    rules = []
+    for sequence, own_ends in zip(sequences, map(tuple, ends), strict=True):
+        params = sequence.request.params
+        key = id(params), own_ends
+        if key not in shared:
+            shared[key] = _of_settings(params, own_ends)
+        parts = [part for part in (shared[key], *_of_sequence(sequence)) if part is not None]
+        rules.append(PackedRules.joined(parts) if len(parts) > 1 else parts[0] if parts else None)
+    return rules
+
+
+def _of_settings(params: SamplingParams, ends: tuple[int, ...]) -> PackedRules | None:
+    """Returns the rules that hold at every place, if there are any."""
     if not params.names_tokens and not params.ends_beams:
         return None
     # a sequence has one bias, the last, as Hugging Face has it
     biases = (*dict(params.sequence_bias).items(), *(((token,), value) for token, value in params.logit_bias))
-    parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
-    parts.append(
-        _always(
-            bad_words=params.bad_words_ids,
-            biases=biases,
-            suppress_tokens=params.suppress_tokens,
-            allowed_token_ids=params.allowed_token_ids,
-            ends=tuple(ends),
-        )
+    always = _always(
+        bad_words=params.bad_words_ids,
+        biases=biases,
+        suppress_tokens=params.suppress_tokens,
+        allowed_token_ids=params.allowed_token_ids,
+        ends=ends,
     )
+    if not params.ends_beams:
+        return always
+    return PackedRules.joined((PackedRules.from_words(params.stop_words_ids, END), always))
+
+
+def _of_sequence(sequence: Sequence) -> list[PackedRules]:
+    """Returns the rules that depend on a sequence's lengths and input."""
+    params, prompt, parts = sequence.request.params, sequence.prompt_length, []
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
@@ -81,8 +101,9 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
     if isinstance(params.forced_eos_token_id, tuple):
         words = [(t,) for t in params.forced_eos_token_id]
         parts.append(PackedRules.from_words(words, FORCE, place=sequence.max_length - 1))
-    parts += _of_input(params, _input_ids(sequence))
-    return PackedRules.joined(parts)
+    if params.encoder_repetition_penalty != 1.0 or params.encoder_no_repeat_ngram_size:
+        parts += _of_input(params, _input_ids(sequence))
+    return parts
 
 
 @functools.lru_cache(maxsize=32)
@@ -141,14 +162,16 @@ class RuleTable:
 
     def _upload(self) -> None:
         table = PackedRules.joined([PackedRules.from_words((), BAN), *self._by_slot.values()])
-        slots = [np.full(rules.rules.shape[1], slot, np.int32) for slot, rules in self._by_slot.items()]
+        counts = np.array([rules.rules.shape[1] for rules in self._by_slot.values()], np.int64)
         count, prefixes = table.rules.shape[1], table.prefixes.shape[1]
         if count > self.capacity[0] or prefixes > self.capacity[1]:
             self._allocate(_room(count, self.capacity[0]), _room(prefixes, self.capacity[1]))
         capacity = self.capacity
-        rules = np.tile(np.array([[self.padding_slot], [-1], [-1], [-1], [0]], np.int32), capacity[0])
-        rules[0, :count] = np.concatenate([np.empty(0, np.int32), *slots])
-        rules[1:, :count] = table.rules
+        rules = np.tile(np.array([[self.padding_slot], [-1], [-1], [-1], [0], [0], [0]], np.int32), capacity[0])
+        rules[0, :count] = np.repeat(np.fromiter(self._by_slot, np.int32), counts)
+        rules[1:5, :count] = table.rules
+        before = np.bincount(table.prefixes[0], minlength=count)
+        rules[5, :count], rules[6, :count] = before.cumsum() - before, before
         rest = np.tile(np.array([[capacity[0]], [0], [0]], np.int32), capacity[1])
         rest[:, :prefixes] = table.prefixes
         for target, source in ((self._rules, rules), (self._prefixes, rest)):
@@ -156,10 +179,10 @@ class RuleTable:
 
     def _allocate(self, rules: int, prefixes: int) -> None:
         new = lambda rows, size: torch.zeros((rows, size), dtype=torch.int32, device=self.device)  # noqa: E731
-        self._rules: Tensor = new(5, rules)
+        self._rules: Tensor = new(7, rules)
         self._prefixes: Tensor = new(3, prefixes)
         self._rules[0], self._rules[1:4], self._prefixes[0] = self.padding_slot, -1, rules
-        slots, tokens, kinds, places, values = self._rules
+        slots, tokens, kinds, places, values, first_prefixes, num_prefixes = self._rules
         prefix_rules, prefix_backs, prefix_tokens = self._prefixes
         self.rules = TokenRules(
             slots=slots,
@@ -167,6 +190,8 @@ class RuleTable:
             kinds=kinds,
             places=places,
             values=values.view(torch.float32),
+            first_prefixes=first_prefixes,
+            num_prefixes=num_prefixes,
             prefix_rules=prefix_rules,
             prefix_backs=prefix_backs,
             prefix_tokens=prefix_tokens,

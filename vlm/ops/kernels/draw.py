@@ -40,7 +40,7 @@ def scaled(x, temperature):
 
 
 @jit
-def _ordered(bits):
+def ordered(bits):
     """Turns the bits of numbers into integers that are in their order, and back."""
     return tl.where(bits < 0, bits ^ 2147483647, bits)
 
@@ -52,7 +52,7 @@ def _count(scores_ptr, temperature, least, V, CHUNK: tl.constexpr):
     for begin in range(0, V, CHUNK):
         i = begin + tl.arange(0, CHUNK)
         x = scaled(tl.load(scores_ptr + i, mask=i < V, other=-float("inf")).to(tl.float32), temperature)
-        count += ((_ordered(x.to(tl.int32, bitcast=True)) >= least) & (x == x) & (i < V)).to(tl.int32)
+        count += ((ordered(x.to(tl.int32, bitcast=True)) >= least) & (x == x) & (i < V)).to(tl.int32)
     return tl.sum(count)
 
 
@@ -63,18 +63,18 @@ def _kth_of_all(scores_ptr, temperature, k, V, CHUNK: tl.constexpr):
     for bit in range(30, -1, -1):
         higher = kth | (1 << bit)
         kth = tl.where(_count(scores_ptr, temperature, higher, V, CHUNK) >= k, higher, kth)
-    return _ordered(kth).to(tl.float32, bitcast=True)
+    return ordered(kth).to(tl.float32, bitcast=True)
 
 
 @jit
 def _kth(x, k):
     """Returns the k-th highest of a tile, a bit at a time."""
-    x = _ordered(x.to(tl.int32, bitcast=True))
+    x = ordered(x.to(tl.int32, bitcast=True))
     kth = tl.where(tl.sum((x >= 0).to(tl.int32)) >= k, 0, -2147483648)
     for bit in range(30, -1, -1):
         higher = kth | (1 << bit)
         kth = tl.where(tl.sum((x >= higher).to(tl.int32)) >= k, higher, kth)
-    return _ordered(kth).to(tl.float32, bitcast=True)
+    return ordered(kth).to(tl.float32, bitcast=True)
 
 
 @jit

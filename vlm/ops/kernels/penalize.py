@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.topk_logprobs import topk_logprobs
 from vlm.ops.token_rules import BAN, SUPPRESS
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from vlm.ops.sequence_state import SequenceState
     from vlm.ops.token_rules import TokenRules
 
-TILE, PART = 256, 2048  # tokens of a history, and of the vocabulary, of a program
+# tokens of a history, of the vocabulary, and before a rule's, that a program looks at together
+TILE, PART, PREFIX_TILE = 256, 2048, 16
 # a mark: how often the output has the token, below that whether the row has it at all, and whether it must not come
 OUTPUT, PRESENT, FORBIDDEN = (tl.constexpr(bits) for bits in ((1 << 29) - 1, 1 << 29, 1 << 30))
 
@@ -57,7 +59,7 @@ def _mark(
 @dependent
 def _ban(
     marks_ptr, slots_ptr, tokens_ptr, lengths_ptr, rule_slots_ptr, rule_tokens_ptr, kinds_ptr, places_ptr,
-    prefix_rules_ptr, backs_ptr, prefix_tokens_ptr, R, V, width, prefixes, ROWS: tl.constexpr, TILE: tl.constexpr,
+    first_ptr, count_ptr, backs_ptr, prefix_tokens_ptr, R, V, width, ROWS: tl.constexpr, TILE: tl.constexpr,
     BAN: tl.constexpr, SUPPRESS: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
@@ -70,9 +72,10 @@ def _ban(
         row = tl.sum(tl.where(here, r + 1, 0)) - 1  # pyright: ignore[reportOperatorIssue]
         length = tl.load(lengths_ptr + slot)
         missing = tl.where((row < 0) | ((place >= 0) & (place != length)), 1, 0)
-        for begin in range(0, tl.where(missing == 0, prefixes, 0), TILE):
-            i = begin + tl.arange(0, TILE)
-            own = tl.load(prefix_rules_ptr + i, mask=i < prefixes, other=-1) == rule
+        first, count = tl.load(first_ptr + rule), tl.load(count_ptr + rule)
+        for begin in range(0, tl.where(missing == 0, count, 0), TILE):
+            i = first + begin + tl.arange(0, TILE)
+            own = i < first + count
             at = length - tl.load(backs_ptr + i, mask=own, other=0)
             stands = tl.load(tokens_ptr + slot.to(tl.int64) * width + at, mask=own & (at >= 0), other=-1)
             missing += tl.sum((own & (stands != tl.load(prefix_tokens_ptr + i, mask=own, other=-1))).to(tl.int32))
@@ -82,8 +85,8 @@ def _ban(
 
 @dependent
 def _apply(
-    logits_ptr, marks_ptr, scores_ptr, slots_ptr, repetition_ptr, presence_ptr, frequency_ptr, V, stride,
-    PART: tl.constexpr,
+    logits_ptr, norm_ptr, marks_ptr, scores_ptr, slots_ptr, repetition_ptr, presence_ptr, frequency_ptr, V, stride,
+    NORMALIZES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -92,6 +95,8 @@ def _apply(
     slot = tl.load(slots_ptr + row)
     repetition = tl.load(repetition_ptr + slot)
     x = tl.load(logits_ptr + row * stride + i, mask=i < V, other=0.0).to(tl.float32)
+    if NORMALIZES:
+        x -= tl.load(norm_ptr + row)
     mark = tl.load(marks_ptr + row * V + i, mask=i < V, other=0)
     penalized = tl.where(x > 0, tl.div_rn(x, tl.broadcast_to(repetition, x.shape)), x * repetition)
     x = tl.where((mark & PRESENT) != 0, penalized, x)
@@ -102,9 +107,16 @@ def _apply(
 
 
 def penalize(
-    logits: Tensor, state: SequenceState, penalties: PenaltyState, *, slots: Tensor, bans: TokenRules | None = None
+    logits: Tensor,
+    state: SequenceState,
+    penalties: PenaltyState,
+    *,
+    slots: Tensor,
+    bans: TokenRules | None = None,
+    log_probabilities: bool = False,
 ) -> Tensor:
     rows, vocab_size = logits.shape
+    normalizer = topk_logprobs(logits, 0)[2] if log_probabilities else logits  # logits: not read
     assert logits.stride(1) == 1
     marks = torch.zeros((rows, vocab_size), dtype=torch.int32, device=logits.device)
     scores = torch.empty((rows, vocab_size), dtype=torch.float32, device=logits.device)
@@ -117,11 +129,11 @@ def penalize(
     if bans is not None:
         _ban[(len(bans.tokens),)](
             marks, slots, state.tokens, state.lengths, bans.slots, bans.tokens, bans.kinds, bans.places,
-            bans.prefix_rules, bans.prefix_backs, bans.prefix_tokens, rows, vocab_size, width, len(bans.prefix_rules),
-            ROWS=triton.next_power_of_2(rows), TILE=TILE, BAN=BAN, SUPPRESS=SUPPRESS, num_warps=4,
+            bans.first_prefixes, bans.num_prefixes, bans.prefix_backs, bans.prefix_tokens, rows, vocab_size, width,
+            ROWS=triton.next_power_of_2(rows), TILE=PREFIX_TILE, BAN=BAN, SUPPRESS=SUPPRESS, num_warps=1,
         )  # fmt: skip
     _apply[(rows, triton.cdiv(vocab_size, PART))](
-        logits, marks, scores, slots, penalties.repetition, penalties.presence, penalties.frequency, vocab_size,
-        logits.stride(0), PART=PART, num_warps=4,
+        logits, normalizer, marks, scores, slots, penalties.repetition, penalties.presence, penalties.frequency,
+        vocab_size, logits.stride(0), NORMALIZES=log_probabilities, PART=PART, num_warps=4,
     )  # fmt: skip
     return scores
