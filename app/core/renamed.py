@@ -23,10 +23,12 @@ def renamed(sentence: str, error: Exception, names: Mapping[str, str]) -> str:
 
 def with_names(sentence: str, names: Mapping[str, str]) -> str:
     """Returns a sentence in which names are replaced by others. Where one stands between backticks, as one does that is
-    a word of the sentence, too, it is replaced there alone, and these go."""
+    a word of the sentence, too, it is replaced there alone, and these go. Parts of paths and longer names are none."""
     if not names:
         return sentence
-    own = "|".join(f"`{name}`" if f"`{name}`" in sentence else rf"(?<![\w-]){re.escape(name)}\b" for name in names)
+    own = "|".join(
+        f"`{name}`" if f"`{name}`" in sentence else rf"(?<![\w/-]){re.escape(name)}(?![\w/-])" for name in names
+    )
     return re.sub(own, lambda found: names[found[0].strip("`")], sentence)
 
 

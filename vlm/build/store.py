@@ -80,7 +80,8 @@ def _check_engine(engine: EngineDir, overrides: dict[str, Any]) -> None:
     wants = ", ".join(f"{name} {value}" for name, value in (short | other).items())
     error = LimitError if short else EngineError
     raise error(
-        f"the engine {path} was built for {has}, asked is {wants}; rebuild it: {rebuild_command(engine, overrides)}."
+        f"the engine {path} was built for {has}, asked is {wants}; rebuild it: {rebuild_command(engine, overrides)}.",
+        settings=(*short, *other),
     )
 
 

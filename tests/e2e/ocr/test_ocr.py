@@ -226,7 +226,7 @@ def test_engine_too_small(cli, tmp_path):
     code, out, err = cli(*image, "--max-new-tokens", 16)
     assert (code, out) == (2, "") and "more than the 16 that the engine was built for" in err
     code, out, err = cli(*image, "--max-batch-size", 2)
-    assert (code, out) == (2, "") and "max_batch_size 1, asked is max_batch_size 2; rebuild it: vlm build" in err
+    assert (code, out) == (2, "") and "--max-batch-size 1, asked is --max-batch-size 2; rebuild it: vlm build" in err
     code, out, err = cli(*image, "--dtype", "bfloat16")
     assert (code, out) == (2, "") and "--dtype bfloat16" in err
 

@@ -321,7 +321,8 @@ def test_lengths_of_an_engine(folders, tmp_path):
         assert call(*asked, "--truncate").exit_code == 0
     result = call("translate", PROMPT, "--model", engine, "--max-seq-len", 61, "--device", "cpu")
     assert (
-        result.exit_code == 2 and "was built for max_seq_len 60, asked is max_seq_len 61; rebuild it" in result.stderr
+        result.exit_code == 2
+        and "was built for --max-seq-len 60, asked is --max-seq-len 61; rebuild it: vlm build MODEL" in result.stderr
     )
 
 

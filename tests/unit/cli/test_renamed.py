@@ -19,6 +19,8 @@ from vlm_app.core import renamed
     (InputError("--stop is x; it must be y.", settings=("stop",)), "--stop is x; it must be y."),
     (InputError("it has a stop; give `stop`, as `top_k`.", settings=("stop", "top_k")),
      "it has a stop; give --stop, as `top_k`."),
+    (ConfigError("/srv/stop/a was built for stop 3; give a/stop, or stop-3, stop 4.", settings=("stop",)),
+     "/srv/stop/a was built for --stop 3; give a/stop, or stop-3, --stop 4."),
     (InputError("a top_p of 3 is no setting's."), "a top_p of 3 is no setting's."),
     (EngineError("device is 3.", settings=("device",)), "device is 3."),  # the verb has no such option
 ])  # fmt: skip
