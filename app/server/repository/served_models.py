@@ -13,6 +13,7 @@ from vlm.errors import InputError, VlmError, listed
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
+from vlm_app.server.repository.repository import Entry
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,19 @@ class ServedModels:
             raise InputError(f"{listed(both)} is both a MODEL and in a model repository; give it as NAME=MODEL.")
         loader.expect(len(self.models) + repositories.loadable)
         pipelines = {name: loader.model(model) for name, model in self.models.items()}
-        for name in list(repositories.entries):
+        for name, entry in list(repositories.entries.items()):
             try:
                 pipelines[name] = repositories.load(name)
             except VlmError as error:
-                on_failure(error)
+                on_failure(_about(name, error, entry))
         if not pipelines:
             raise InputError(f"no model of {listed(self.urls)} could be loaded.")
         return pipelines, repositories
+
+
+def _about(name: str, error: VlmError, entry: Entry | VlmError) -> VlmError:
+    """Returns an error that names the model which does not load. What its configuration says is called as there, not as
+    on the command line."""
+    given = entry.options if isinstance(entry, Entry) else None  # else its configuration is what cannot be read
+    settings = () if given is None else tuple(s for s in error.settings if s not in {**given.build, **given.runtime})
+    return VlmError(f"{name} is not served: {error}", settings=settings)

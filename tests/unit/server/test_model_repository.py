@@ -10,11 +10,13 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 
 import vlm
 from vlm.config import RuntimeConfig
-from vlm.errors import ConfigError, InputError, ModelNotFoundError, VlmError
+from vlm.errors import ConfigError, InputError, LimitError, ModelNotFoundError, VlmError
+from vlm_app.core import renamed
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 from vlm_app.server.repository.repository import Entry, scan
+from vlm_app.server.repository.served_models import ServedModels
 from vlm_app.server.repository.service import Services
 
 POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
@@ -148,3 +150,31 @@ def test_a_model_that_does_not_load_takes_no_share_of_the_memory(monkeypatch):
     loader.model("mini-t5")
     assert freed == [1]  # before what comes after it
     assert shares == [RuntimeConfig.kv_cache_free_gpu_memory_fraction / left for left in (2, 1)]
+
+
+def test_what_does_not_load_is_called_by_its_name_and_as_its_configuration_calls_it(tmp_path, monkeypatch):
+    def load(model, **options):
+        raise LimitError("max_batch_size is 9 and max_seq_len 8.", settings=("max_batch_size", "max_seq_len"))
+
+    monkeypatch.setitem(vlm.__dict__, "load", load)
+    for name, config in {
+        "a": 'parameters { key: "threads" value { string_value: "0" } }',
+        "b": "max_batch_size: 9",
+    }.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "config.json").write_text("{}")
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    told, before = (
+        [],
+        renamed.flags.set({n: f"--{n.replace('_', '-')}" for n in ("threads", "max_batch_size", "max_seq_len")}),
+    )
+    try:
+        with pytest.raises(InputError, match=r"^no model of .* could be loaded\.$"):
+            options = LoadOptions(runtime={"device": "cpu"})
+            ServedModels({}, [str(tmp_path)], options).load(lambda error: told.append(renamed.with_flags(error)))
+    finally:
+        renamed.flags.reset(before)
+    assert told == [
+        "a is not served: threads is 0, it must be at least 1.",
+        "b is not served: max_batch_size is 9 and --max-seq-len 8.",
+    ]
