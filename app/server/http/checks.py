@@ -61,7 +61,9 @@ class Hosts:
         name = hostname(headers.get("host", "localhost"))
         if name in self._hosts or name == "localhost" or name.endswith(".localhost") or is_address(name):
             return None
-        return HTTPException(403, f"the host {name[:80]!r} is not served here; start the server with --allowed-host")
+        return HTTPException(
+            403, f"the host {name[:80]!r} is not served here; start the server with --allowed-host and this name"
+        )
 
 
 class Origins:

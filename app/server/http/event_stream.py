@@ -17,13 +17,16 @@ from vlm_app.server.http.limits import cancel_on_disconnect
 
 log = logging.getLogger("vlm.server")
 Item = dict[str, Any] | str  # or its JSON
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx passes each event on as it comes
+# characters that JSON leaves as they are, and that end a line to many readers of events
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 class EventStream(StreamingResponse):
     """Ends its source at once when the client goes."""
 
     def __init__(self, events: AsyncGenerator[str, None]):
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(events, media_type="text/event-stream", headers=HEADERS)
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,4 +64,5 @@ async def _events(first: Item, items: AsyncGenerator[Item, None], path: str, las
 
 def event(item: Item) -> str:
     """Returns an event that holds this JSON."""
-    return f"data: {item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)}\n\n"
+    content = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+    return f"data: {content if content.isascii() else content.translate(_LINE_ENDS)}\n\n"
