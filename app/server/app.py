@@ -22,6 +22,7 @@ from vlm_app.server.http.checks import Checks, add_door, content_type
 from vlm_app.server.http.content_coding import AnswerCoding, ContentDecoding
 from vlm_app.server.http.limits import ApiKey, BodyLimit
 from vlm_app.server.http.request_id import RequestId
+from vlm_app.server.http.slashes import WithoutSlash
 from vlm_app.server.kserve import api as kserve
 from vlm_app.server.kserve import generate, repository_api, unserved
 from vlm_app.server.openai import adapters, embeddings
@@ -115,6 +116,7 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
 def add_guards(app: Starlette, config: ServerConfig) -> None:
     """Adds what a request passes before a route sees it: the last is the first."""
     limit = config.max_body_mb * 2**20
+    app.add_middleware(WithoutSlash)
     app.add_middleware(AnswerCoding)
     app.add_middleware(BodyLimit, limit=limit)
     app.add_middleware(ContentDecoding, limit=limit)

@@ -19,7 +19,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @router.get("")
-@router.get("/", include_in_schema=False)
 async def server() -> dict[str, Any]:
     return server_metadata()
 

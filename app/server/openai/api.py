@@ -59,7 +59,6 @@ async def completions(body: CompletionBody, http: Request) -> Response:
 
 
 @router.get("/models")
-@router.get("/models/", include_in_schema=False)
 async def models(http: Request) -> dict[str, Any]:
     names = [(service, name) for service in services_of(http) for name in (None, *service.adapters)]
     return {"object": "list", "data": [_model(service, adapter) for service, adapter in names]}
@@ -67,7 +66,7 @@ async def models(http: Request) -> dict[str, Any]:
 
 @router.get("/models/{name:path}")
 async def model(name: str, http: Request) -> dict[str, Any]:
-    service, adapter = services_of(http).asked(name.rstrip("/"))
+    service, adapter = services_of(http).asked(name)
     return _model(service, adapter.get("lora"))
 
 

@@ -60,7 +60,6 @@ def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
         Route("/{path:path}", forwarding),
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.router.redirect_slashes = False  # what a path means is for the replicas to say
     app.state.grpc = None
     errors.install(app)
     add_guards(app, config)

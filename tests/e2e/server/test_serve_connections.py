@@ -365,6 +365,23 @@ def test_paths_of_any_bytes_are_404(served, path):
     assert status == 404 and sentence(b"\r\n\r\n" + text)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v2/models/mini-t5/infer", "/v2/repository/index"])
+def test_a_slash_at_the_end_of_a_path_changes_nothing(served, path):
+    status, headers, _ = post(served, f"{path}/", **JSON)
+    assert (status, headers["location"]) == (200, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/mini-t5", "/v2", "/v2/models/mini-t5/config", "/health"])
+def test_what_is_shown_with_a_slash_is_the_same(served, path):
+    assert post(served, f"{path}/", b"", "GET")[::2] == post(served, path, b"", "GET")[::2]
+
+
+def test_a_proxy_is_told_not_to_hold_a_stream_back(served):
+    status, headers, _ = post(served, body=json.dumps(CHAT | {"stream": True}).encode(), **JSON)
+    assert (status, headers["x-accel-buffering"]) == (200, "no")
+    assert post(served, **JSON)[1]["x-accel-buffering"] is None
+
+
 def test_methods(served):
     for method, status in (("HEAD", 200), ("OPTIONS", 405), ("TRACE", 405), ("DELETE", 405), ("BREW", 405)):
         found, headers, text = post(served, "/health", b"", method)
