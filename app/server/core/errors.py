@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -62,6 +62,12 @@ class Unsupported(VlmError):
     """Triton does it, and this server does not."""
 
 
+class Loading(VlmError):
+    """A model is being loaded, and can be asked later."""
+
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "1"}
+
+
 class RequestTimeout(VlmError):
     """A request has not ended within the time that it gave itself."""
 
@@ -71,6 +77,7 @@ _STATUS = {
     Busy: 429,
     Forbidden: 403,
     EngineError: 503,
+    Loading: 503,
     RequestTimeout: 503,
     Unsupported: 501,
     OutOfMemoryError: 503,

@@ -97,12 +97,16 @@ class Control:
         self._is_enabled, self._drain_seconds, self._lock = is_enabled, drain_seconds, asyncio.Lock()
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
-        rows = [_row(s.name, s.version, s.ready, "the engine has broken") for s in self._services]
+        rows = [_row(s.name, s.version, "" if s.ready else "the engine has broken") for s in self._services]
         for name, entry in self._repositories.entries.items() if self._repositories else ():
-            if name not in self._services.by_name:
-                broken = isinstance(entry, VlmError)
-                reason = one_line(str(entry)) if broken else "unloaded"
-                rows.append(_row(name, "" if broken else entry.version, False, reason))
+            if name in self._services.by_name:
+                continue
+            if isinstance(entry, VlmError):
+                rows.append(_row(name, "", one_line(str(entry))))
+            elif name in self._services.expected:
+                rows.append(_row(name, entry.version, "") | {"state": "LOADING"})
+            else:
+                rows.append(_row(name, entry.version, "unloaded"))
         return [row for row in rows if row["state"] == "READY" or not only_ready]
 
     async def load(self, name: str) -> None:
@@ -111,12 +115,14 @@ class Control:
         async with self._lock:
             await asyncio.to_thread(repositories.scan)
             entry = repositories.entry(name)  # one that cannot be served takes nobody's place
-            if name in self._services.by_name:
-                if entry.stamp == repositories.loaded_entries[name].stamp:
-                    return
-                await self._unload(repositories, name)
-            pipeline = await asyncio.to_thread(repositories.load, name)
-            self._serve(name, pipeline)
+            is_served = name in self._services.by_name
+            if is_served and entry.stamp == repositories.loaded_entries[name].stamp:
+                return
+            with self._services.expecting(name, *entry.adapters):
+                if is_served:
+                    await self._unload(repositories, name)
+                pipeline = await asyncio.to_thread(repositories.load, name)
+                self._serve(name, pipeline)
 
     async def unload(self, name: str) -> None:
         """Unloads a model when what runs has ended, or the time to drain is over."""
@@ -166,9 +172,9 @@ class Control:
         await asyncio.to_thread(repositories.loader.freed)
 
 
-def _row(name: str, version: str, ready: bool, reason: str) -> dict[str, str]:
-    state, reason = ("READY", "") if ready else ("UNAVAILABLE", reason)
-    return {"name": name, "version": version, "state": state, "reason": reason}
+def _row(name: str, version: str, reason: str) -> dict[str, str]:
+    """Returns a model that is served, or the reason why it is not."""
+    return {"name": name, "version": version, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
 
 
 def merged_index(indexes: Sequence[list[dict[str, str]]]) -> list[dict[str, str]]:

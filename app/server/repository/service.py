@@ -17,7 +17,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.step_watch import STEP_SECONDS
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.media.pool import MediaPool
-from vlm_app.server.core.errors import Busy
+from vlm_app.server.core.errors import Busy, Loading
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merge_bursts
 from vlm_app.server.core.metrics import Metrics, Stopwatch
@@ -168,6 +168,7 @@ class Services:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Service] = {}
+        self.expected: set[str] = set()  # names of what is being loaded
 
     def start(self) -> None:
         """Starts the models within the event loop that will ask them."""
@@ -181,6 +182,15 @@ class Services:
         """Takes a model away: it is asked no more. Raises ModelNotFoundError."""
         return self.by_name.pop(self[name].name)
 
+    @contextmanager
+    def expecting(self, *names: str) -> Iterator[None]:
+        """Has who asks for a model that is being loaded, or an adapter of it, told so."""
+        self.expected.update(names)
+        try:
+            yield
+        finally:
+            self.expected.difference_update(names)
+
     def __getitem__(self, name: str) -> Service:
         if name not in self.by_name:
             if (owner := self._owner(name)) is not None:
@@ -188,6 +198,8 @@ class Services:
                 raise ModelNotFoundError(
                     f"{name!r} is an adapter, not a model; ask {owner.name}, with lora_task_uids {number} (KServe)."
                 )
+            if name in self.expected:
+                raise Loading(f"{name!r} is being loaded; ask again later.")
             names = [each for service in self for each in (service.name, *service.adapters)]
             others = listed(names) or "none now: POST /v2/repository/models/NAME/load loads one"
             raise ModelNotFoundError(f"model {name!r} is not served here; there is {others}.")
@@ -195,7 +207,7 @@ class Services:
 
     def asked(self, name: str) -> tuple[Service, dict[str, str]]:
         """Returns the model of a name, or the one that has an adapter of this name, and what the name adds to the
-        options of a request. Raises ModelNotFoundError."""
+        options of a request. Raises ModelNotFoundError, Loading."""
         owner = self._owner(name)
         return (self[name], {}) if owner is None or name in self.by_name else (owner, {"lora": name})
 

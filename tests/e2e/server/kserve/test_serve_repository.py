@@ -11,7 +11,9 @@ import urllib.request
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -179,6 +181,32 @@ def test_what_is_asked_ends_before_its_model_goes(exported):
             assert first and [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
         gone.result()
         assert service.num_outputs == 0 and service.pipeline.llm.scheduler.blocks.balanced
+
+
+def test_who_asks_while_a_model_is_loaded_anew_may_ask_again(exported, tmp_path, monkeypatch):
+    shutil.copytree(exported, models := tmp_path / "models")
+    with (
+        served(models, model_control=True, grpc_port=0) as (found, client),
+        triton_grpc.InferenceServerClient(found.grpc_address) as asking,
+        ThreadPoolExecutor() as pool,
+    ):
+        text = triton_grpc.InferInput("text_input", [1, 1], "BYTES")
+        text.set_data_from_numpy(np.array([[TEXT.encode()]], object))
+        before, begun, go_on, load_entry = translated(client), Event(), Event(), Loader.entry
+        held = lambda self, entry: (begun.set(), go_on.wait(60), load_entry(self, entry))[2]  # noqa: E731
+        monkeypatch.setattr(Loader, "entry", held)
+        (models / "mini-t5-engine" / "1" / "engine" / "notes.txt").write_text("changed")
+        loading = pool.submit(httpx.post, f"{found.url}/v2/repository/models/mini-t5/load", timeout=600)
+        assert begun.wait(60)
+        assert states(client) == {"mini-t5": "LOADING"} and not client.is_model_ready("mini-t5")
+        answer = httpx.post(f"{found.url}/v1/completions", json={"model": "mini-t5", "prompt": TEXT})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["message"] == "'mini-t5' is being loaded; ask again later."
+        with pytest.raises(InferenceServerException, match=r"UNAVAILABLE.*is being loaded"):
+            asking.infer("mini-t5", [text])
+        go_on.set()
+        assert loading.result().status_code == 200
+        assert translated(client) == before and states(client) == {"mini-t5": "READY"}
 
 
 def test_control_is_for_repositories_and_must_be_allowed(exported):
