@@ -42,6 +42,10 @@ class Moses:
         except TypeError:  # sacremoses 0.2 trips over a few dashed words of Czech
             return self._detokenizer.unescape_xml(" ".join(words).replace(f" {DASH} ", "-"))
 
+    def characters(self, text: str) -> str:
+        joined = f" {' '.join(text.split())} ".replace(f" {DASH} ", "-")
+        return "".join(self._detokenizer.unescape_xml(joined).split())
+
     def settled(self, words: list[str]) -> list[str]:
         """Returns the first words of a growing text: two wait, and what a dash between them makes one."""
         end = max(0, len(words) - 2)

@@ -74,6 +74,10 @@ class WordSplitter(Protocol):
         """Returns the text that the words and signs between blanks make."""
         ...
 
+    def characters(self, text: str) -> str:
+        """Returns what `join` makes of words and signs, without its blanks: it does not depend on those before."""
+        ...
+
     def settled(self, words: list[str]) -> list[str]:
         """Returns a growing text's first words, whose joining no later one changes; the last of all may yet grow."""
         ...

@@ -12,7 +12,7 @@ from llm_engines.families.moses import Moses
 from vlm.packaged import MODEL, packaged
 from vlm.processing.text import stream as text_stream
 from vlm.processing.text.clean_up import clean_up
-from vlm.processing.text.stream import TextStream, before_stop
+from vlm.processing.text.stream import StopStrings, TextStream, before_stop
 from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.tokenizer_rules import WordSplitter
 
@@ -145,3 +145,41 @@ def test_a_long_text_of_joined_words_costs_each_delta_no_more_than_a_short_one(m
     text = "".join(stream.push((token,)) for token in ids)
     assert max(lengths) <= text_stream.MOST_WORDS
     assert tokenizer.decode(ids).startswith(text) and len(text) > 9000
+
+
+@pytest.mark.parametrize("language", ["en", "fr", "de", "fi", "zh"])
+def test_strings_are_found_in_words_that_moses_joins(language):
+    """Where a look at the whole text after each burst finds them."""
+    pytest.importorskip("sacremoses")
+    words = [*SIGNS, "a", "long-word-without-an-end", "&amp;lt;"]
+
+    @settings(deadline=None, database=None, max_examples=150)
+    @given(st.lists(st.sampled_from(words), min_size=1, max_size=60), st.integers(1, 5), st.data())
+    def check(words, burst, data):
+        tokenizer, ids = Written([f" {word}" for word in words], Moses("en", language)), [*range(len(words))]
+        text = tokenizer.decode(ids)
+        begin = data.draw(st.integers(0, len(text) - 1))
+        string = text[begin : begin + data.draw(st.integers(1, 6))]
+        stops, known = StopStrings(tokenizer, (string,)), 0
+        while known < len(ids):
+            tokens = ids[: known + burst]
+            ends = [n for n in range(known + 1, len(tokens) + 1) if string in tokenizer.decode(tokens[:n])]
+            wanted = ends[0] if ends and string in tokenizer.decode(tokens) else None
+            assert stops.end(tokens, known) == wanted
+            if wanted is not None:
+                return
+            known += burst
+
+    check()
+
+
+def test_stop_strings_cost_each_joined_word_no_more_the_longer_a_text_is(monkeypatch):
+    pytest.importorskip("sacremoses")
+    moses, lengths = Moses("de", "en"), []
+    join, tokenizer = moses.join, Written([" &quot;", " the", " cats", " &apos;s", " ,"] * 800, moses)
+    decode = tokenizer.decode_split
+    monkeypatch.setattr(moses, "join", lambda text: lengths.append(len(text)) or join(text))
+    monkeypatch.setattr(tokenizer, "decode_split", lambda ids: lengths.append(len(ids)) or decode(ids))
+    stops = StopStrings(tokenizer, ("never", "the dog"))
+    assert all(stops.end([*range(end)], end - 1) is None for end in range(1, 4001))
+    assert max(lengths) <= 40

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from vlm.processing.text.clean_up import clean_up, settled
 from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry.tokenizer_rules import WordSplitter
@@ -23,24 +25,34 @@ class StopStrings:
 
     def __init__(self, tokenizer: Tokenizer, strings: tuple[str, ...]):
         self._tokenizer, self._strings = tokenizer, strings
+        self._likely = ["".join(string.split()) for string in strings] if tokenizer.splitter else strings
         self._reach = max(map(len, strings)) + MARGIN  # characters before new ones in which one may begin
 
     def end(self, token_ids: list[int], num_known: int, *, start: int = 0) -> int | None:
         """Returns how many tokens to keep, None: all. The output begins at `start`; up to `num_known` it holds no stop
         string."""
         begin = self._begin(token_ids, num_known, start)
-        if not (self._holds(token_ids[begin:]) and self._holds(token_ids[start:])):
+        text = self._end_of_text(token_ids[begin:])
+        if not (any(string in text for string in self._likely) and self._holds(token_ids[start:])):
             return None
         return next(n for n in range(num_known + 1, len(token_ids) + 1) if self._holds(token_ids[start:n]))
 
     def _begin(self, token_ids: list[int], num_known: int, start: int) -> int:
         """Returns where the tokens begin in whose text a string may end that does not end in the `num_known` ones: to
-        decode all again with every burst would take longer and longer. How words are joined depends on all of them."""
-        most = num_known - start
-        count = most if self._tokenizer.splitter else 16
-        while count < most and len(self._tokenizer.decode(token_ids[num_known - count : num_known])) < self._reach:
+        decode all again with every burst would take longer and longer."""
+        most, count = num_known - start, 16
+        text_of = partial(self._end_of_text, settled=True)
+        while count < most and len(text_of(token_ids[num_known - count : num_known])) < self._reach:
             count *= 2
         return num_known - min(count, most)
+
+    def _end_of_text(self, token_ids: list[int], *, settled: bool = False) -> str:
+        """Returns the text of the last tokens; of words that are joined, which depends on all of them, without blanks.
+        `settled`: what later words do not change."""
+        if (splitter := self._tokenizer.splitter) is None:
+            return self._tokenizer.decode(token_ids)
+        words = self._tokenizer.decode_split(token_ids).split()
+        return splitter.characters(" ".join(splitter.settled(words) if settled else words))
 
     def _holds(self, token_ids: list[int]) -> bool:
         text = self._tokenizer.decode(token_ids)
