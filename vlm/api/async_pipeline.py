@@ -14,7 +14,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.async_call import OnUpdate, ignore
 from vlm.engine.async_engine import AsyncEngine
 from vlm.engine.step_watch import STEP_SECONDS
-from vlm.errors import InputError
+from vlm.errors import InputError, counted
 from vlm.processing.media.pool import MediaConfig, MediaPool
 from vlm.processing.media.reading import ImageFile, WarmUp, pixels
 from vlm.processing.text.stream import TextStream
@@ -69,7 +69,7 @@ class AsyncPipeline:
             if self._owns_media:
                 self.media.close()
 
-    async def request(self, source: dict[str, Any], files: Sequence[ImageFile] = (), **sampling: Any) -> Request:
+    async def request(self, source: Any, files: Sequence[ImageFile] = (), **sampling: Any) -> Request:
         """Makes the request of an input of `Pipeline.generate`; `files`: its images, in the order of their places.
 
         Raises InputError and its kin with one sentence.
@@ -90,7 +90,11 @@ class AsyncPipeline:
         self, request: Request, *, final_only: bool = False, on_update: OnUpdate = ignore
     ) -> AsyncGenerator[TextDelta, None]:
         """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it.
-        `final_only`: each in one piece, when it has ended; `on_update`: as AsyncEngine.generate has it."""
+        `final_only`: each in one piece, when it has ended; `on_update`: as AsyncEngine.generate has it. Raises
+        InputError for what is not a Request yet."""
+        if not isinstance(request, Request):
+            made = "make the request of an input first: await request(INPUT, max_new_tokens=20)"
+            raise InputError(f"a Request is what is generated from, got {type(request).__name__}; {made}.")
         requests = samples_of(request)
         texts = [None if final_only else self._text_stream(request) for _ in requests]
         async with aclosing(self.engine.generate(requests, final_only=final_only, on_update=on_update)) as updates:
@@ -112,12 +116,24 @@ class AsyncPipeline:
         return [outputs[index] for index in sorted(outputs)]
 
     async def encode(
-        self, sources: list[dict[str, Any]], files: Sequence[Sequence[ImageFile]], *, attentions: bool = False
+        self,
+        sources: Sequence[Any],
+        files: Sequence[Sequence[ImageFile]] | None = None,
+        *,
+        hidden_states: bool = False,
+        attentions: bool = False,
     ) -> list[Encoding]:
-        """Encodes as `Pipeline.encode`; `files`: of each input its images."""
+        """Encodes a list of inputs as `Pipeline.encode`; `files`: of each input its images, as `request` takes them."""
+        if not isinstance(sources, list | tuple):
+            raise InputError(f"inputs are encoded as a list, got {type(sources).__name__}; give [INPUT].")
+        files = [()] * len(sources) if files is None else files
+        if len(files) != len(sources):
+            given = f"{counted(len(sources), 'input')} and the files of {len(files)}"
+            raise InputError(f"{given} were given; give a list of files for each input, [] where it has none.")
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
         inputs = [await asyncio.to_thread(self._tokenized, fields) for fields in inputs]
-        return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
+        more = {"hidden_states": hidden_states, "attentions": attentions}
+        return await self.engine.run(lambda: self.pipeline.encode(inputs, **more))
 
     def _tokenized(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Returns an input with its text as token ids: the engine's thread is for the device."""
@@ -134,11 +150,13 @@ class AsyncPipeline:
         # post-processing a page takes milliseconds, in which the loop serves others
         return await asyncio.to_thread(self.pipeline.outputs.output, completion)
 
-    async def _fields(self, source: dict[str, Any], files: Sequence[ImageFile]) -> dict[str, Any]:
-        """Returns an input with its images' pixel values."""
+    async def _fields(self, source: Any, files: Sequence[ImageFile]) -> dict[str, Any]:
+        """Returns an input's fields, with its images' pixel values."""
+        processor = self.pipeline.processor
+        if not isinstance(source, dict):
+            source = processor.request_builder.read(source).by_name()
         if not files:
             return source
-        processor = self.pipeline.processor
         processor.request_builder.check_images(len(files))
         question = processor.drawn_question(source)
         return processor.with_pixels(source, await pixels(self.media, files, processor.image_source, question))

@@ -9,6 +9,7 @@ import threading
 import weakref
 
 import pytest
+import torch
 
 import vlm
 from tests.kits.servers.server_kit import is_empty, until
@@ -53,6 +54,29 @@ def test_updates_add_up_to_the_output(t5):
     assert all(len(update.top_logprobs) == len(update.token_ids) for update in updates)
     assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
     assert updates[-1].completion.token_ids == expected.token_ids
+
+
+def test_inputs_may_stand_bare(t5):
+    """As `Pipeline.encode` and `Pipeline.generate` take them; what is no request, and no list, is told."""
+
+    async def ask():
+        async with running(t5) as model:
+            encodings = await model.encode([TEXT, {"text": TEXT}], hidden_states=True)
+            with pytest.raises(InputError, match="encoded as a list, got str; give"):
+                await model.encode(TEXT)
+            with pytest.raises(InputError, match="2 inputs and the files of 1 were given; give a list of files for"):
+                await model.encode([TEXT, TEXT], [[]])
+            with pytest.raises(InputError, match="a Request is what is generated from, got str; make the request of"):
+                await model.generate(TEXT)
+            return encodings, await model.generate(await model.request(TEXT))
+
+    encodings, [output] = asyncio.run(ask())
+    expected = t5.encode(TEXT, hidden_states=True)
+    for encoding in encodings:
+        assert encoding.token_ids == expected.token_ids
+        for found, want in zip(encoding.hidden_states, expected.hidden_states, strict=True):
+            torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
+    assert output.text == t5.generate(TEXT).text
 
 
 def test_an_engine_that_has_nothing_to_do_holds_no_requests(t5):
