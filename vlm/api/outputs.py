@@ -49,7 +49,7 @@ def json_fields(output: Output) -> dict[str, Any]:
     return own | ({"alternatives": tuple(map(json_fields, others))} if others else {})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors say of each value whether it is equal
 class Encoding:
     """What the encoder made of one input of `T` rows."""
 

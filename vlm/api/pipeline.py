@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal, overload
 
 from vlm.api.ahead.images_ahead import ImagesAhead
@@ -154,7 +154,7 @@ class Pipeline(LoadedModel):
 
         With on_error="yield" an input's own error takes its Output's place; else it is raised.
         """
-        _check_feeding(window, on_error)
+        _check_feeding(inputs, window, on_error)
         params, steps = self._params(sampling), self.processor.page_steps
         pages = None if steps is None else PagesInSteps(steps)
         self._begin()
@@ -261,8 +261,14 @@ class Pipeline(LoadedModel):
             self.loop.rest()
 
 
-def _check_feeding(window: int | None, on_error: str) -> None:
-    """Raises InputError for ways to take inputs, and to tell their errors, that there are not."""
+def _check_feeding(inputs: Any, window: int | None, on_error: str) -> None:
+    """Raises InputError for what is no list of inputs but one, whose letters or fields would be taken for several, and
+    for ways to take inputs, and to tell their errors, that there are not."""
+    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
+        kind = type(inputs).__name__
+        raise InputError(f"as_completed() takes several inputs, got {kind}; give a list of them or an iterator.")
+    if not isinstance(window, int | None):
+        raise InputError(f"window is {shown(window)}; it must be a whole number.")
     if window is not None and window < 1:
         raise InputError(f"window is {window}; it must be at least 1.")
     if on_error not in ("raise", "yield"):

@@ -28,6 +28,7 @@ NOT_APPLIED = {
 }
 # names of Hugging Face's generate that are not fields of SamplingParams
 OTHER_NAMES = ("do_sample", "stop_strings", "eos_token_id")
+WHOLE = ("sampling_params", "params", "generation_config")  # of other libraries: all settings in one object
 
 
 @functools.cache
@@ -80,6 +81,8 @@ def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
     """Raises InputError for names that are no options; `others` are allowed, too."""
     options = _options(others)
     if unknown := [name for name in names if name not in options]:
+        if whole := [name for name in unknown if name in WHOLE]:
+            raise InputError(f"{listed(whole)} is no option: give each setting by its name, as max_new_tokens=20.")
         what = "option" if others else "sampling option"
         raise InputError(
             f"{listed(unknown)} is no {what}{meant(str(unknown[0]), options)}; options are {listed([*options], 80)}."

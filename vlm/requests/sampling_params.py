@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from vlm.options import converted, defaults_of
 from vlm.requests.sampling_checks import check
 from vlm.requests.sampling_options import SamplingOptions
 
 
 @dataclass(frozen=True)
 class SamplingParams(SamplingOptions):
-    """The settings, checked. Raises InputError for the first that is not allowed."""
+    """The settings, checked. Lists, mappings and single strings are taken where the fields are tuples. Raises
+    InputError for the first that is not allowed."""
 
     def __post_init__(self) -> None:
+        defaults = defaults_of(SamplingOptions)
+        given = {name: value for name in defaults if (value := getattr(self, name)) is not defaults[name]}
+        for name, value in converted(SamplingOptions, given).items():
+            object.__setattr__(self, name, value)
         check(self)
 
     @cached_property

@@ -201,6 +201,15 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
         ),
         (lambda m: m.generate(encoder_output=np.full((3, 7), np.nan)), InputError, "encoder_output holds NaN or"),
         (lambda m: list(m.as_completed([PAGE], window=-1)), InputError, "window is -1; it must be at least 1"),
+        (lambda m: list(m.as_completed([PAGE], window="2")), InputError, "window is '2'; it must be a whole number"),
+        (lambda m: list(m.as_completed({"images": PAGE})), InputError, "takes several inputs, got dict; give a list"),
+        (lambda m: list(m.as_completed(str(PAGE))), InputError, "takes several inputs, got str; give a"),
+        (lambda m: list(m.as_completed(None)), InputError, "takes several inputs, got NoneType; give"),
+        (
+            lambda m: m.generate(PAGE, sampling_params=vlm.SamplingParams()),
+            InputError,
+            "sampling_params is no option: give each setting by its name, as max_new_tokens=20",
+        ),
         (lambda m: list(m.as_completed([PAGE], on_error="skip")), InputError, "'skip'; allowed are raise and yield"),
     ],
 )
@@ -260,3 +269,8 @@ def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
     with pytest.raises(OutOfMemoryError, match=r"needs .* GiB .* lower max_batch_size") as error:
         vlm.load("mini-nougat", device="cpu", cache_dir=cache)
     assert "\n" not in str(error.value)
+
+
+def test_encodings_are_compared_as_objects(model):
+    encoding = model.encode(PAGE)
+    assert encoding in [encoding] and encoding != model.encode(PAGE)
