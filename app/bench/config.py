@@ -49,6 +49,8 @@ class SubjectConfig(Config):
     device: str = same_option(RuntimeConfig, "device")
     devices: str | None = same_option(RuntimeConfig, "devices")
     threads: int | None = same_option(RuntimeConfig, "threads")  # of every system on the CPU
+    kv_cache_free_gpu_memory_fraction: float = same_option(RuntimeConfig, "kv_cache_free_gpu_memory_fraction")
+    cross_kv_cache_fraction: float = same_option(RuntimeConfig, "cross_kv_cache_fraction")
     tp_size: int = same_option(BuildConfig, "tp_size")  # of ours; Hugging Face runs on one device
     encoder_tp_size: int | None = same_option(BuildConfig, "encoder_tp_size")
     pp_size: int = same_option(BuildConfig, "pp_size")
@@ -74,7 +76,13 @@ class SubjectConfig(Config):
     @property
     def runtime(self) -> RuntimeConfig:
         """Returns how engines of ours are run. Raises ConfigError for `device` and `devices`."""
-        return RuntimeConfig(device=self.device, devices=self.devices, threads=self.threads)
+        return RuntimeConfig(device=self.device, devices=self.devices, threads=self.threads, **self.cache_fractions)
+
+    @property
+    def cache_fractions(self) -> dict[str, Any]:
+        """Returns how large the KV cache is, as fields of RuntimeConfig."""
+        names = ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def beside_others(self) -> bool:

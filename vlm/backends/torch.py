@@ -88,5 +88,6 @@ def check_fp8(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -
         )
     if runtime.kv_cache_dtype == "fp8":
         raise EngineError(
-            f"kv_cache_dtype is fp8, which {name} does not have (compute capability {first} and newer do); give int8."
+            f"kv_cache_dtype is fp8, which {name} does not have (compute capability {first} and newer do); give int8.",
+            settings=("kv_cache_dtype",),
         )

@@ -70,7 +70,8 @@ def _check_engine(engine: EngineDir, overrides: dict[str, Any]) -> None:
     path, build, limits = engine.path, engine.build, engine.limits
     if build.max_seq_len is None and "max_seq_len" in overrides:
         raise EngineError(
-            f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
+            f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out.",
+            settings=("max_seq_len", "max_encoder_input_len"),
         )
     short = {n: v for n, v in overrides.items() if n in LIMITS and v > getattr(limits, n)}
     other = {n: v for n, v in overrides.items() if n not in LIMITS and v != getattr(build, n)}

@@ -62,7 +62,8 @@ def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:
     if context.mapping.pp > 1 and not any(isinstance(module, Blocks) for module in network.modules()):
         raise ConfigError(
             f"the {weights.model} network does not keep its layers in Blocks (vlm.layers.blocks), so pipeline stages"
-            " cannot share them; leave pp_size out."
+            " cannot share them; leave pp_size out.",
+            settings=("pp_size",),
         )
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     layout = {name: (source.layout[name][0], shape) for name, shape in shapes.items()}

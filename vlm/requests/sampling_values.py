@@ -21,7 +21,8 @@ if hasattr(os, "register_at_fork"):
 def read_early_stopping(text: str) -> bool | str:
     """Reads true, false or never. InputError for anything else."""
     if text.lower() not in EARLY_STOPPING:
-        raise InputError(f"early_stopping is {text!r}; it must be true, false or never.")
+        said = f"early_stopping is {text!r}; it must be true, false or never."
+        raise InputError(said, settings=("early_stopping",))
     return EARLY_STOPPING[text.lower()]
 
 

@@ -48,7 +48,7 @@ def page_engine(config: OcrBenchConfig, scratch: Path, progress: Progress | None
         if (spec := family_of(source.path, source.kind)) is not None:
             _check_reads_images(config.subject, spec)
     values = {"dtype": config.dtype, "max_batch_size": config.batch_size, "threads": config.threads}
-    values["batch_invariant"] = config.batch_invariant
+    values |= {"batch_invariant": config.batch_invariant, **config.cache_fractions}
     options = LoadOptions.from_dict({"device": devices[0]} | {n: v for n, v in values.items() if v is not None})
     return EngineConfig.resolved(model, devices, options, workers=None, progress=progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import vlm
 import vlm_app
 from tests.kits import cli_kit
 from vlm.errors import ConfigError, EngineError, InputError
+from vlm.executor import kv_cache
+from vlm_app.bench.config import TextBenchConfig
 from vlm_app.core import renamed
 
 
@@ -65,3 +68,35 @@ def test_a_name_of_no_device_is_said_to_be_of_its_option(line, given, says, tmp_
     monkeypatch.chdir(tmp_path)
     result = cli_kit.call(*line, *given)
     assert cli_kit.one_sentence(result) == f"vlm: {says}; allowed are auto, cpu, cuda and cuda:N."
+
+
+@pytest.mark.parametrize("line", [
+    ("run", "--text", "a"), ("translate", "a", "--src-lang", "en", "--tgt-lang", "de"), ("bench", "text", "--no-hf"),
+], ids=lambda line: line[0])  # fmt: skip
+def test_a_cache_that_does_not_fit_names_options_of_the_verb(line, monkeypatch):
+    plan = kv_cache.plan_cache
+    monkeypatch.setattr(kv_cache, "plan_cache", lambda *a, **given: plan(*a, **given | {"free_bytes": 1}))
+    result = cli_kit.call(*line, "--model", "mini-t5", "--device", "cpu")
+    said = cli_kit.one_sentence(result)
+    assert "the KV cache has room for 0 self- and 0 cross-attention blocks" in said
+    named, offered = re.findall(r"--[\w-]+", said), cli_kit.call(*line[: 1 + (line[0] == "bench")], "--help").stdout
+    assert len(named) >= 3 and all(f"{flag} " in offered for flag in named) and "_" not in said
+
+
+def test_a_benchmark_has_the_cache_that_it_is_told():
+    fractions = {"kv_cache_free_gpu_memory_fraction": 0.5, "cross_kv_cache_fraction": 0.2}
+    config = TextBenchConfig(model="mini-t5", **fractions)
+    assert {name: getattr(config.runtime, name) for name in fractions} == fractions
+
+
+def test_what_an_engine_does_not_serve_is_called_as_the_options_of_the_verb(tmp_path):
+    engine = vlm.build_model("mini-t5", tmp_path / "engine", vlm.BuildConfig(max_batch_size=2))
+    given = ("--max-batch-size", 3, "--dtype", "bfloat16", "--device", "cpu")
+    result = cli_kit.call("run", "--text", "a", "--model", engine, *given)
+    said = cli_kit.one_sentence(result)
+    assert "was built for --max-batch-size 2, --dtype float32, asked is --max-batch-size 3, --dtype bfloat16;" in said
+
+
+def test_what_early_stopping_may_be_is_said_of_the_option():
+    result = cli_kit.call("translate", "a", "--num-beams", 2, "--early-stopping", "maybe")
+    assert "--early-stopping is 'maybe'; it must be true, false or never." in result.stderr

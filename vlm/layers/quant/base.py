@@ -33,7 +33,8 @@ class Cut:
         if self.columns.start % width or self.columns.stop % width:
             raise ConfigError(
                 f"inputs {self.columns.start} to {self.columns.stop} of a layer are no whole groups of {width}, so"
-                " ranks cannot split it; build with a smaller group_size, or for fewer GPUs."
+                " ranks cannot split it; build with a smaller group_size, or for fewer GPUs.",
+                settings=("group_size",),
             )
         return values[..., self.columns.start // width : self.columns.stop // width]
 
