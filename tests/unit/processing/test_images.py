@@ -204,6 +204,14 @@ def test_sources(tmp_path):
             assert np.array_equal(np.asarray(load_image(source)), want)
 
 
+@pytest.mark.parametrize("scheme", ["file://", "s3:/", "https:/"])
+def test_an_address_is_said_to_be_one(tmp_path, scheme):
+    """It was called missing, though the file of a file: URL is there."""
+    path = saved(tmp_path, colour(), "x.png")
+    with pytest.raises(ImageError, match=r"x\.png is an address, which is not fetched; give the path of an"):
+        load_image(f"{scheme}{path}")
+
+
 def png(width: int, height: int) -> bytes:
     """A PNG header that promises a size, with hardly any data."""
 

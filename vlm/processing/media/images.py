@@ -145,7 +145,7 @@ def _file(path: str | Path, name: str) -> BinaryIO:
     try:
         return open_regular(path)
     except FileNotFoundError:
-        if name.startswith(("http://", "https://")):
+        if "://" in name:
             raise ImageError(f"{name} is an address, which is not fetched; give the path of an image file.") from None
         raise ImageError(f"{name} does not exist; give the path of an image file.", "missing") from None
     except IsADirectoryError:
