@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlm.api.call_options import check_request
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_call import OnUpdate, ignore
@@ -92,9 +93,7 @@ class AsyncPipeline:
         """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it.
         `final_only`: each in one piece, when it has ended; `on_update`: as AsyncEngine.generate has it. Raises
         InputError for what is not a Request yet."""
-        if not isinstance(request, Request):
-            made = "make the request of an input first: await request(INPUT, max_new_tokens=20)"
-            raise InputError(f"a Request is what is generated from, got {type(request).__name__}; {made}.")
+        check_request(request, "await request(INPUT, max_new_tokens=20)")
         requests = samples_of(request)
         texts = [None if final_only else self._text_stream(request) for _ in requests]
         async with aclosing(self.engine.generate(requests, final_only=final_only, on_update=on_update)) as updates:

@@ -6,6 +6,7 @@ from typing import Any
 
 from vlm.errors import InputError, listed
 from vlm.processing.inputs.fields import INPUT_KEYS
+from vlm.requests.request import Request
 
 FIELDS = frozenset(INPUT_KEYS) - {"lora"}  # which is an option of inputs that are given in any way
 
@@ -29,6 +30,15 @@ def single_input(source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, A
     if source is None and not fields:
         raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
     return (fields if source is None else source), settings
+
+
+def check_request(request: Any, call: str) -> None:
+    """Raises InputError for what is not a Request yet; `call`: how one is made of an input."""
+    if not isinstance(request, Request):
+        kind = type(request).__name__
+        raise InputError(
+            f"a Request is what is generated from, got {kind}; make the request of an input first: {call}."
+        )
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -32,8 +32,11 @@ class Output:
     seed: int  # gives the same tokens again
     top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
     score: float | None = None  # of a beam search: what its outcomes are ranked by
-    context_logits: torch.Tensor | None = None  # [prompt, vocab] float32: of every token of the decoder's prompt
-    generation_logits: torch.Tensor | None = None  # [new, vocab] float32: each token's, as the model gave them
+    # tensors, which say of each value whether it is equal, are not compared
+    context_logits: torch.Tensor | None = field(
+        default=None, compare=False
+    )  # [prompt, vocab] float32: of every token of the decoder's prompt
+    generation_logits: torch.Tensor | None = field(default=None, compare=False)  # [new, vocab]: as the model gave them
     alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
 
     @property

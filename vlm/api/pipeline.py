@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from vlm.api.ahead.images_ahead import ImagesAhead
 from vlm.api.ahead.prefetch import Prefetch
 from vlm.api.ahead.texts_ahead import TextsAhead
-from vlm.api.call_options import many_settings, single_input
+from vlm.api.call_options import check_request, many_settings, single_input
 from vlm.api.call_timings import CallTimings
 from vlm.api.encoding import EncoderCalls
 from vlm.api.job import Job
@@ -191,8 +191,11 @@ class Pipeline(LoadedModel):
             job.stop()
 
     def complete(self, requests: Iterable[Request]) -> list[Completion]:
-        """Returns what requests come to, in tokens, when all have ended."""
+        """Returns what requests come to, in tokens, when all have ended. Raises InputError for what are none."""
         self._check_open()
+        requests = [*requests] if isinstance(requests, Iterable) else [requests]
+        for request in requests:
+            check_request(request, "request(INPUT, max_new_tokens=20)")
         try:
             return self.loop.run(requests)
         finally:

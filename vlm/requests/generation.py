@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from vlm.errors import InputError, VlmWarning, listed, meant
+from vlm.errors import InputError, VlmWarning, listed, meant, shown
 from vlm.options import check_values, converted, options_of
 from vlm.requests.sampling_params import SamplingParams
 
@@ -102,6 +102,8 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
     """
     check_options(request)
     do_sample, settings = request.get("do_sample"), _renamed(request)
+    if do_sample not in (None, False, True):  # a text is true, whatever it says
+        raise InputError(f"do_sample is {shown(do_sample)}; it must be true or false.", settings=("do_sample",))
     defaults = model_defaults(generation, do_sample)
     _settle_choice(defaults, settings, generation, do_sample=do_sample)
     _settle_lengths(defaults, settings)

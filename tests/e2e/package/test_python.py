@@ -210,6 +210,8 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
             InputError,
             "sampling_params is no option: give each setting by its name, as max_new_tokens=20",
         ),
+        (lambda m: m.complete(["a"]), InputError, r"got str; make the request of an input first: request\(INPUT"),
+        (lambda m: m.generate(PAGE, do_sample="false"), InputError, "do_sample is 'false'; it must be true or false"),
         (lambda m: list(m.as_completed([PAGE], on_error="skip")), InputError, "'skip'; allowed are raise and yield"),
     ],
 )
@@ -274,3 +276,8 @@ def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
 def test_encodings_are_compared_as_objects(model):
     encoding = model.encode(PAGE)
     assert encoding in [encoding] and encoding != model.encode(PAGE)
+
+
+def test_outputs_with_logits_may_be_compared(model):
+    ask = lambda seed: model.generate(PAGE, max_new_tokens=2, seed=seed, return_generation_logits=True)  # noqa: E731
+    assert ask(1) == ask(1) and ask(1) != ask(2)
