@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from vlm.config import BuildConfig, Config, RuntimeConfig
 from vlm.config.build import DTYPES
 from vlm.errors import InputError, listed
-from vlm.options import check_limits, converted, option, same_option
+from vlm.options import check_limits, option, same_option
 from vlm.ranges import at_least, one_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm.requests.sampling_params import SamplingParams
@@ -163,7 +163,7 @@ class RowsConfig(SubjectConfig):
                 f"--input-output-len asks for {out} token out; at least 2 tokens out are needed to time one."
             )
         for row in self.rows:
-            SamplingParams(num_beams=row.num_beams, **converted(SamplingParams, row.settings))
+            SamplingParams(num_beams=row.num_beams, **row.settings)
 
     @property
     def _lists(self) -> dict[str, tuple[int, ...]]:

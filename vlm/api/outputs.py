@@ -33,10 +33,10 @@ class Output:
     top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
     score: float | None = None  # of a beam search: what its outcomes are ranked by
     # tensors, which say of each value whether it is equal, are not compared
-    context_logits: torch.Tensor | None = field(
-        default=None, compare=False
-    )  # [prompt, vocab] float32: of every token of the decoder's prompt
-    generation_logits: torch.Tensor | None = field(default=None, compare=False)  # [new, vocab]: as the model gave them
+    # [prompt, vocab] and [new, vocab] float32: of every token of the decoder's prompt, and each token's, as the model
+    # gave them
+    context_logits: torch.Tensor | None = field(default=None, compare=False)
+    generation_logits: torch.Tensor | None = field(default=None, compare=False)
     alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
 
     @property
