@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from vlm.errors import DocumentError, VlmError
 from vlm_app.ocr import writers
@@ -68,9 +69,10 @@ class DocumentWriter:
             if page.state != FAILED:
                 self._summary.finish_reasons[str(page.finish_reason)] += 1
             if page.state != DONE:
-                self._summary.failures.append(_failure(draft, page))
+                self._summary.failures.append(failure_of(page, draft.source))
 
 
-def _failure(draft: Draft, page: Page) -> Failure:
+def failure_of(page: Page, source: Path) -> Failure:
+    """Returns what is told of a bad page."""
     reason = writers.loop_notice(page) + "." if page.state == LOOPED else str(page.error)
-    return Failure(draft.source, page.page + 1, reason, LOOP if page.state == LOOPED else str(page.error_kind))
+    return Failure(source, page.page + 1, reason, LOOP if page.state == LOOPED else str(page.error_kind))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from vlm.errors import DocumentError, VlmError
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.document_progress import DocumentProgress
-from vlm_app.ocr.document_writer import DocumentWriter
+from vlm_app.ocr.document_writer import DocumentWriter, failure_of
 from vlm_app.ocr.documents.naming import Document
 from vlm_app.ocr.events import LOOP, TIMEOUT, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Waiting, Work
 from vlm_app.ocr.ledger.ledger import LOOPED, Ledger
@@ -64,7 +64,15 @@ class Job:
         self.summary.skipped = self._plan.num_skipped
         for source, error in self._plan.refusals:
             self.summary.fail(source, error.kind, str(error))
+        self._tell_of_skipped()
         self._due = {number: DocumentProgress(number, each, self.ledger) for number, each in self._plan.due.items()}
+
+    def _tell_of_skipped(self) -> None:
+        """Tells of pages that earlier runs could not read, of documents whose outputs are there."""
+        for number, page in self.ledger.bad_pages():
+            source = self._plan.current.get(number)
+            if source is not None and page.page in (self.ledger.record(number).pages or ()):
+                self.summary.failures.append(failure_of(page, source))
 
     def _read(self, works: Iterator[Work], attempt: int, *, is_quick: bool = False) -> None:
         """Reads works, if there are any; what takes long in a quick round is postponed."""

@@ -34,6 +34,7 @@ class Plan:
         self._pages = pages
         self.due: dict[int, Target] = {}  # by number in the ledger
         self.num_skipped = 0
+        self.current: dict[int, Path] = {}  # by number in the ledger; skipped, for the job has written the output
         self.refusals: list[tuple[Path, VlmError]] = []
 
     def make(self) -> None:
@@ -66,6 +67,7 @@ class Plan:
         target = Target(document.source, name, pages)
         if self._outputs.is_current(number, name, target.selection):
             self.num_skipped += 1
+            self.current[number] = document.source
         else:
             self.due[number] = target
 

@@ -104,10 +104,10 @@ def _record(draft: Draft, page: Page) -> dict[str, Any]:
     about, text, number = draft.about, page.text or "", page.page + 1
     document = as_text(draft.source)
     key = hashlib.sha256(f"{document}\n{about.digest}".encode()).hexdigest()[:32]
-    metadata = {
+    metadata = {  # each value of one type in all records: who reads many files takes the types from the first
         "document": document, "page": number, "num_pages": about.num_pages, "model": about.model,
         "finish_reason": page.finish_reason or "error", "tokens": page.tokens, "attempts": page.attempts,
-        "raw_text": page.raw_text, "error_kind": page.error_kind, "error": page.error,
+        "raw_text": page.raw_text or "", "error_kind": page.error_kind or "", "error": page.error or "",
     }  # fmt: skip
     return {
         "id": f"{key}-{number}", "text": text, "source": SOURCE, "added": about.date, "created": about.created,

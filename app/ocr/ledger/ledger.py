@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,12 @@ class Ledger:
         columns = ", ".join(PAGE_COLUMNS)
         rows = self._database.rows(f"SELECT {columns} FROM pages WHERE document = ? ORDER BY page", (document,))
         return {row[0]: Page(**dict(zip(PAGE_COLUMNS, row, strict=True))) for row in rows}
+
+    def bad_pages(self) -> Iterator[tuple[int, Page]]:
+        """Yields the pages that could not be read, or that repeat themselves, each with its document; in order."""
+        query = f"SELECT document, {', '.join(PAGE_COLUMNS)} FROM pages WHERE state != '{DONE}' ORDER BY document, page"
+        for document, *row in self._database.rows(query):
+            yield document, Page(**dict(zip(PAGE_COLUMNS, row, strict=True)))
 
     def attempts(self, document: int) -> dict[int, tuple[str, int]]:
         """Returns the state and the attempts of a document's pages, without their texts."""

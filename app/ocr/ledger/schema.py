@@ -25,6 +25,7 @@ TABLES = (
 INDEXES = (
     "CREATE UNIQUE INDEX IF NOT EXISTS names ON documents (name_key)",
     "CREATE INDEX IF NOT EXISTS files_of ON files (document)",
+    "CREATE INDEX IF NOT EXISTS bad_pages ON pages (document) WHERE state != 'done'",
 )
 EXPECTED = {"id", "path", "stamp", "created", "digest", "num_pages", "selection", "pages"}  # in all versions
 

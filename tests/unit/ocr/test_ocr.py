@@ -159,13 +159,20 @@ def test_json_lines_have_the_fields_of_dolma():
     assert list(first) == ["id", "text", "source", "added", "created", "metadata", "attributes"]
     assert first["metadata"] == {
         "document": "in/a.pdf", "page": 1, "num_pages": 3, "model": "nougat 12", "finish_reason": "loop", "tokens": 2,
-        "attempts": 2, "raw_text": "raw ä", "error_kind": None, "error": None,
+        "attempts": 2, "raw_text": "raw ä", "error_kind": "", "error": "",
     }  # fmt: skip
     assert (first["text"], first["source"], first["added"]) == ("ä", "vlm-ocr", "2026-11-21")
     assert first["created"] == "2026-01-02T03:04:05+00:00"
     assert first["attributes"] == {"pdf_page_numbers": [[0, 1, 1]]}
     assert second["text"] == "" and second["metadata"]["error"] == "broken." and second["metadata"]["page"] == 2
     assert first["id"] != second["id"]
+
+
+def test_json_lines_have_the_same_types_whatever_became_of_a_page():
+    """Hugging Face's datasets take a column's type from the first file, and refuse another one in a later file."""
+    records = map(json.loads, writers.json_lines(draft([read(0, "one"), failed(1, "broken.")])).splitlines())
+    types = [{name: type(value) for name, value in record["metadata"].items()} for record in records]
+    assert types[0] == types[1] and type(None) not in types[0].values()
 
 
 def test_a_comment_holds_whatever_an_error_says():
@@ -213,6 +220,14 @@ class FakePipeline:
                 yield index, error
 
 
+class FailingPipeline(FakePipeline):
+    """Fails at the page of one shade."""
+
+    def as_completed(self, inputs, **options):
+        for index, result in super().as_completed(inputs, **options):
+            yield index, ImageError("page is damaged.") if getattr(result, "text", "") == "shade 40" else result
+
+
 def run(paths, out, pipeline=None, on_progress=lambda summary: None, **options):
     config = JobConfig(**options)
     documents = name_all(find_documents(paths).sources)
@@ -254,17 +269,27 @@ def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
     (root / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
     (root / "text.png").write_text("no image")
 
-    class Failing(FakePipeline):
-        def as_completed(self, inputs, **options):
-            for index, result in super().as_completed(inputs, **options):
-                yield index, ImageError("page is damaged.") if getattr(result, "text", "") == "shade 40" else result
-
-    summary = run([root], out, Failing())
+    summary = run([root], out, FailingPipeline())
     assert outputs(out) == {"good.md", "several.md"}
     assert (out / "several.md").read_text() == "shade 0\n\n<!-- page 2: page is damaged. -->\n\nshade 80\n"
     assert Failure(several, 2, "page is damaged.") in summary.failures
     assert {f.document.name for f in summary.failures if f.page is None} == {"broken.pdf", "text.png"}
     assert len(summary.failures) == 3 and (summary.done, summary.documents) == (4, 2)
+
+
+def test_bad_pages_are_told_of_by_every_run_that_finds_them_in_an_output(tmp_path):
+    """A command that is repeated until it succeeds would lose them."""
+    root, out = tmp_path / "in", tmp_path / "out"
+    several = pages(root / "several.tif", 3)
+    image(root / "good.png", 5)
+
+    first, again = run([root], out, FailingPipeline()), run([root], out)
+    assert again.failures == first.failures == [Failure(several, 2, "page is damaged.")]
+    assert (again.skipped, again.failed, again.is_complete) == (2, 0, False)
+    assert run([root / "good.png"], out).is_complete
+    assert run([root], out, pages="1").is_complete and run([root], out, pages="1").is_complete
+    assert not run([root], out).is_complete and not run([root], out).is_complete
+    assert run([several], out, recompute=True).is_complete and run([root], out).is_complete
 
 
 def test_pages_outside_a_document(tmp_path):
