@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vlm.errors import VlmError, counted, listed
 from vlm_app.ocr.bottleneck import bottleneck
+from vlm_app.ocr.documents.sources import other_files_notice
 from vlm_app.ocr.outputs import OCCUPIED
 from vlm_app.ocr.time_series import TimeSeries
 
@@ -40,6 +41,7 @@ class Summary:
     retries: int = 0  # pages that were read again
     engines: int = 1
     failures: list[Failure] = field(default_factory=list)
+    other_files: Counter[str] = field(default_factory=Counter)  # files that are no documents, by their endings
     finish_reasons: Counter[str] = field(default_factory=Counter)
     partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
     interrupted: bool = False
@@ -129,6 +131,8 @@ def complaints(summary: Summary) -> Iterator[str]:
     if summary.skipped:
         skipped = counted(summary.skipped, "document")
         yield f"{skipped} skipped: the output is there (--recompute reads it again)."
+    if summary.other_files:
+        yield other_files_notice(summary.other_files)
     for failure in summary.failures:
         where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
         yield f"not read: {where}: {failure.reason}"

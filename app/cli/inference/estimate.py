@@ -21,7 +21,7 @@ from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig, check_gpu_price
 from vlm_app.ocr.documents.naming import Document, name_all
 from vlm_app.ocr.documents.pages import check_pages
-from vlm_app.ocr.documents.sources import find_documents
+from vlm_app.ocr.documents.sources import find_documents, other_files_notice
 from vlm_app.ocr.estimates.sample_run import Sample, SampleRun
 from vlm_app.ocr.estimates.sampling import Census, draw_pages, take_census
 from vlm_app.ocr.readers.devices import load_reader
@@ -66,6 +66,8 @@ def estimate(
     documents = name_all(search.sources)
     for path, reason in search.unreadable:
         print_error(f"not searched: {path}: {reason}.")
+    if search.other_files:
+        print_error(other_files_notice(search.other_files))
     with Progress() as progress:
         where = chosen_devices(places.devices, options.device)
         engine = EngineConfig.resolved(

@@ -25,7 +25,7 @@ from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.pages import check_pages, selected
 from vlm_app.ocr.documents.render_pool import PRELOAD
-from vlm_app.ocr.documents.sources import Shard, find_documents
+from vlm_app.ocr.documents.sources import SearchResult, Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger
@@ -84,7 +84,8 @@ def ocr(
     if places.ray and config.limit:
         raise InputError("--limit is for one machine; with --ray, --shard and --pages make a job smaller.")
     report_file = report_path(report) if report else None
-    documents, unreadable = _find(paths, folder, config)
+    search = _find(paths, folder, config)
+    documents = name_all(search.sources)
     if part or places.ray:
         be_no_rank()  # a part is this process's own, and Ray's engines are in others
     if part:
@@ -101,7 +102,8 @@ def ocr(
     with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:
         reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)
         summary = _run(reader, documents, config, ledger=ledger, outputs=Outputs(folder, config.format, ledger, name))
-    summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unreadable]
+    summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in search.unreadable]
+    summary.other_files = search.other_files
     _tell(summary, gpu_price)
     if report_file:
         write_report(report_file, job_report(summary, configuration_of(engine, config), gpu_price))
@@ -116,8 +118,8 @@ def _folder(out: str) -> Path:
     return location(out)
 
 
-def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document], list[tuple[Path, str]]]:
-    """Finds what is wrong with the whole job before a model is loaded."""
+def _find(paths: list[str], out: Path, config: JobConfig) -> SearchResult:
+    """Finds documents, and what is wrong with the whole job before a model is loaded."""
     SamplingParams(max_new_tokens=config.max_new_tokens)
     if config.format not in FORMATS:
         raise InputError(f"--format is {config.format!r}; allowed are {listed(FORMATS)}.")
@@ -128,7 +130,7 @@ def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document
     if len(search.sources) == 1:
         regular_file_state(search.sources[0].path)
         selected(config.pages, OpenDocument(search.sources[0].path).num_pages)
-    return name_all(search.sources), search.unreadable
+    return search
 
 
 def _cluster_device(device: str) -> tuple[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, counted, listed
 from vlm_app.core.storage import files_below, is_remote, key, location, reaching
 from vlm_app.ocr.documents.naming import Document, Source
 from vlm_app.ocr.documents.search import FolderSearch
@@ -20,6 +21,7 @@ class SearchResult:
 
     sources: list[Source] = field(default_factory=list)
     unreadable: list[tuple[Path, str]] = field(default_factory=list)  # folders that cannot be read, and why
+    other_files: Counter[str] = field(default_factory=Counter)  # no documents by their names; by their endings
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,30 @@ def find_documents(paths: Iterable[str | Path]) -> SearchResult:
     from vlm.processing.media.documents import supported_suffixes
 
     paths = [location(path) for path in paths]
-    search = FolderSearch()
+    search, other_files = FolderSearch(), Counter[str]()
     sources: dict[str, Source] = {}
     for path in paths:
-        for source in _documents(path, search):
+        for source in _documents(path, search, other_files):
             name = key(source.path)
             if name not in sources or (_is_link(sources[name]) and not _is_link(source)):  # called after itself
                 sources[name] = source
     if not sources:
         reasons = "".join(f" ({folder} cannot be searched: {reason})" for folder, reason in search.unreadable[:1])
         raise InputError(f"there is no document in {listed(paths)}{reasons}; read are {supported_suffixes()}.")
-    return SearchResult(list(sources.values()), search.unreadable)
+    return SearchResult(list(sources.values()), search.unreadable, other_files)
+
+
+def other_files_notice(other_files: Counter[str]) -> str:
+    """Tells of files that were not looked at: documents that are called otherwise, or of kinds that are not read."""
+    kinds = [f"{count:,} {ending or 'without an ending'}" for ending, count in other_files.most_common()]
+    return f"left out: {counted(other_files.total(), 'file')} whose names are not those of documents ({listed(kinds)})."
 
 
 def _is_link(source: Source) -> bool:
     return not is_remote(source.path) and source.path.is_symlink()
 
 
-def _documents(path: Path, search: FolderSearch) -> Iterator[Source]:
+def _documents(path: Path, search: FolderSearch, other_files: Counter[str]) -> Iterator[Source]:
     from vlm.processing.media.documents import is_document
 
     with reaching(path):
@@ -87,3 +95,5 @@ def _documents(path: Path, search: FolderSearch) -> Iterator[Source]:
         for file, below in files_below(path) if is_remote(path) else search.files(path):
             if is_document(file.name):
                 yield Source(file, below)
+            else:
+                other_files[file.suffix.lower()] += 1

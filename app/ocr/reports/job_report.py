@@ -72,6 +72,7 @@ def job_report(summary: Summary, configuration: dict[str, Any], gpu_price: float
         "cost_per_million_pages": None if gpu_price is None else summary.cost_per_million_pages(gpu_price),
         **_costs(whole, summary.pages),
         "failures": _failures(summary.failures),
+        "other_files": dict(summary.other_files.most_common()),
         "over_time": [_moment(interval) for interval in summary.series.intervals],
     }
 

@@ -27,7 +27,8 @@ from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger, Page
 from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.readers.reader import PipelineReader
-from vlm_app.ocr.report import Failure
+from vlm_app.ocr.report import Failure, Summary, complaints
+from vlm_app.ocr.reports.job_report import job_report
 from vlm_app.ocr.writers import About, Draft
 
 
@@ -275,6 +276,21 @@ def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
     assert Failure(several, 2, "page is damaged.") in summary.failures
     assert {f.document.name for f in summary.failures if f.page is None} == {"broken.pdf", "text.png"}
     assert len(summary.failures) == 3 and (summary.done, summary.documents) == (4, 2)
+
+
+def test_files_that_are_no_documents_by_their_names_are_told_of(tmp_path):
+    root = tmp_path / "in"
+    image(root / "a.png", 7)
+    for name in ("photo.HEIC", "sub/b.heic", "scans.zip", "letter", ".hidden.zip"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"")
+    other_files = find_documents([root, root / "a.png"]).other_files
+    assert other_files == {".heic": 2, ".zip": 1, "": 1}
+    told = "left out: 4 files whose names are not those of documents (2 .heic, 1 without an ending, 1 .zip)."
+    summary = Summary(total=1, documents=1, other_files=other_files)
+    assert [*complaints(summary)] == [told] and summary.is_complete
+    assert job_report(summary, {}, None)["other_files"] == {".heic": 2, "": 1, ".zip": 1}
+    assert not [*complaints(Summary(total=1, documents=1))]
 
 
 def test_bad_pages_are_told_of_by_every_run_that_finds_them_in_an_output(tmp_path):
