@@ -104,6 +104,17 @@ def test_a_tiff_keeps_the_range_of_its_samples(tmp_path, values, kind, factor):
     assert close(load_image(path), np.repeat(RAMP[:, :, None], 3, 2), 1)
 
 
+def test_a_damaged_tiff_is_told_of_by_its_error_alone(tmp_path, capfd):
+    """The library that decodes it wrote lines of its own to stderr, of a fax hundreds."""
+    picture = Image.effect_noise((400, 400), 90)
+    content = bytearray(saved(tmp_path, picture, "x.tif", compression="tiff_lzw").read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 200] = bytes(200)
+    with pytest.raises(ImageError, match="damaged"):
+        load_image(bytes(content))
+    assert capfd.readouterr().err == ""
+
+
 def test_a_tiff_of_12_bits_keeps_its_range(tmp_path):
     wide = Image.fromarray(np.full((2, 2), 0xFFFF, np.uint16))
     path = with_tag(saved(tmp_path, wide, "x.tif"), BITSPERSAMPLE, 16, 12)

@@ -18,6 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from vlm.artifacts.files import open_regular
 from vlm.errors import MOST_LISTED, ImageError, cut
 from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
+from vlm.processing.media import libtiff
 from vlm.processing.media.image_tags import check_header
 from vlm.processing.media.rgb import to_rgb
 from vlm.processing.media.unread import misread_tiff, unread, unread_jpeg2000, unread_tiff
@@ -162,7 +163,10 @@ def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
     if not checked:
         check_header(file)
     try:
-        return Image.open(file, formats=FORMATS if size <= MAX_IMAGE_BYTES else ("TIFF",))
+        image = Image.open(file, formats=FORMATS if size <= MAX_IMAGE_BYTES else ("TIFF",))
+        if image.format == "TIFF":
+            libtiff.silence()
+        return image
     except UnidentifiedImageError:
         if size > MAX_IMAGE_BYTES:
             limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
