@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
+from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import (
     BITSPERSAMPLE,
     COMPRESSION,
@@ -32,6 +32,7 @@ from vlm.processing.media.unread import WEBP
 from vlm.registry.catalogs import families
 from vlm.registry.image_transforms import LAST_BITS, Transform
 from vlm.registry.images import ImageProcessorSpec
+from vlm_app.demo.documents import UploadedPage
 from vlm_app.reference.huggingface import in_patches, in_tiles
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
@@ -102,6 +103,18 @@ def test_a_tiff_keeps_the_range_of_its_samples(tmp_path, values, kind, factor):
     if values == np.uint32:  # which Pillow does not save
         with_tag(path, SAMPLEFORMAT, 2, kind)
     assert close(load_image(path), np.repeat(RAMP[:, :, None], 3, 2), 1)
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.webp", "x.tif"])
+def test_a_picture_that_was_turned_is_not_turned_again(tmp_path, name):
+    """A page that the demo draws, and one that is read part by part, are loaded again as pictures."""
+    data = Image.Exif()
+    data[ExifTags.Base.Orientation] = 6
+    path = saved(tmp_path, colour(), name, exif=data)
+    once = load_image(path)
+    assert once.size == (20, 40) and load_image(once).tobytes() == once.tobytes()
+    assert load_image(UploadedPage(str(path), 1)).tobytes() == once.tobytes()
+    assert Image.open(path).getexif()[ExifTags.Base.Orientation] == 6
 
 
 def test_a_damaged_tiff_is_told_of_by_its_error_alone(tmp_path, capfd):

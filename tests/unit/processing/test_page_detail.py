@@ -19,6 +19,7 @@ from vlm.errors import ImageError
 from vlm.processing.media import pdf_document, pdf_streams
 from vlm.processing.media.documents import DocumentPage, open_document
 from vlm.processing.media.image_processor import ImageProcessor
+from vlm.processing.media.images import load_image
 from vlm.processing.media.pdf_document import PdfDocument
 from vlm.processing.media.pdf_streams import COMPARED, PIECE, AlteredImages, texts
 from vlm.processing.media.pool import MediaConfig
@@ -199,6 +200,16 @@ def test_a_scanned_page_is_decoded_in_place_of_drawn(tmp_path, monkeypatch):
     text_layer = rewritten(scan(tmp_path), add_text(mode=3))  # as OCR programs add it
     open_document(text_layer).render(0, detail=processor)
     assert scales == []
+
+
+def test_a_scanned_page_is_not_turned_as_its_photograph_says(tmp_path, monkeypatch):
+    processor, scales = ImageProcessor(NOUGAT_IMAGES, {"size": {"height": 448, "width": 336}}), counted(monkeypatch)
+    data = Image.Exif()
+    data[0x0112] = 6
+    path = scan(tmp_path, exif=data.tobytes())
+    assert data.tobytes() in path.read_bytes()
+    picture = load_image(DocumentPage(str(path), 0), detail=processor)
+    assert scales == [] and picture.size == (850, 1100)
 
 
 @pytest.mark.parametrize("kind", ["more text", "smaller", "cmyk"])

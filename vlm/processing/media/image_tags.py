@@ -31,13 +31,24 @@ _TURNED = {
 }
 
 
+# in `Image.info`, where Pillow looks for one
+_TELL_A_TURN = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
+
+
 def upright(image: Image.Image) -> Image.Image:
     """Turns an image as its EXIF data says; without such data it is returned itself. Raises ValueError for a bomb."""
     image.load()  # turns a TIFF by itself
     if data := _exif_of(image):
         check_tags(io.BytesIO(data))
     turn = _TURNED.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    return image if turn is None else image.transpose(turn)
+    return image if turn is None else without_turn(image.transpose(turn))
+
+
+def without_turn(image: Image.Image) -> Image.Image:
+    """Returns an image that stands as it is to, and forgets what says otherwise: whoever gets it would turn it."""
+    for name in _TELL_A_TURN:
+        image.info.pop(name, None)
+    return image
 
 
 def check_header(file: BinaryIO) -> None:

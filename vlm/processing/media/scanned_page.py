@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import ImageError
+from vlm.processing.media.image_tags import without_turn
 from vlm.processing.media.images import check_size, damage, open_image
 from vlm.processing.media.pdf_streams import AlteredImages
 from vlm.processing.media.rgb import as_rgb
@@ -57,7 +58,7 @@ class ScannedPage:
                     return None
                 image.draft(None, (math.ceil(across), math.ceil(down)))
                 with damage("the page"):
-                    picture = as_rgb(image)
+                    picture = without_turn(as_rgb(image).copy())  # the PDF alone turns its pages; a file keeps its tags
         except ImageError:
             return None
         return picture.transpose(TURNS[self.rotation]) if self.rotation else picture
