@@ -66,10 +66,17 @@ class WriteTab:
         return source, target
 
     async def write(
-        self, text: str, task: str, source: str | None, target: str | None, truncate: bool, model: str, **sampling: Any
+        self,
+        text: str | None,
+        task: str,
+        source: str | None,
+        target: str | None,
+        truncate: bool,
+        model: str,
+        **sampling: Any,
     ) -> AsyncGenerator[tuple[str, str], None]:
         """Yields the translation or summary as it grows, and the timing."""
-        if not text.strip():
+        if not text or not text.strip():
             raise InputError("the text is empty; type one, or take an example.")
         entry = self.models[model]
         if task == SUMMARIZE:

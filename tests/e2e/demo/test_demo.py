@@ -117,6 +117,7 @@ def test_sampling_is_as_the_controls_say(client):
         ([None, 1], "/read", r"there is no document yet; .*\."),
         ([file(EXAMPLES / "pages.pdf"), 9], "/read", r"page 9 was asked for, the document has 3 pages; .*\."),
         ([file(EXAMPLES / "page.png"), 0], "/read", r".*minimum.*"),
+        ([None], "/write", r"the text is empty; .*\."),
         (["  "], "/write", r"the text is empty; .*\."),
         ([SENTENCE * 300], "/write", r"the text has .*; shorten it, cut it with 'Cut off what is too long', or .*\."),
         ([SENTENCE, "Translate", "en", "de", False, "mini-t5", 0, 1, 0, -3], "/write", r"'Beams' is -3; .*\."),
