@@ -8,13 +8,17 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlm.artifacts.hugging_face import hub
 from vlm.artifacts.progress import Progress
-from vlm.build.kinds import kind_of
-from vlm.errors import ModelNotFoundError, listed
+from vlm.build.kinds import family_of, kind_of
+from vlm.errors import ModelNotFoundError, VlmError, listed
 from vlm.packaged import MODEL, packaged, user_path
 from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
+
+if TYPE_CHECKING:
+    from vlm.registry.spec import FamilySpec
 
 FILE_ENDINGS = tuple(".nemo .pt .pth .ckpt .bin .safetensors .gguf .onnx .tar .gz .tgz .zip".split())
 
@@ -49,6 +53,16 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if kind is None:
         raise ModelNotFoundError(_unknown(name, path))
     return Source(name, path, kind)
+
+
+def family_on_disk(model: str) -> FamilySpec | None:
+    """Returns a model's family before anything of it is loaded or fetched; None for one that is not on this disk, whose
+    converter alone can tell, or of which something is wrong: that is told when it is loaded."""
+    path = packaged_models().get(model, user_path(model))
+    try:
+        return None if (kind := kind_of(path)) is None else family_of(path, kind)
+    except VlmError:
+        return None
 
 
 def _downloaded(name: str, repo: str, progress: Progress | None) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from vlm.config import Config
-from vlm.errors import ConfigError, cut
+from vlm.errors import ConfigError, InputError, cut
 from vlm.limits import MAX_LAYERS
 from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.page_steps import PageSteps
@@ -183,3 +183,14 @@ class FamilySpec:
     def takes_prompt(self) -> bool:
         """Says whether a model is given a prompt in words, about images or not."""
         return self.chat_format is not None
+
+    def check_inputs(self, *, has_text: bool, has_image: bool) -> None:
+        """Raises InputError for inputs of a kind that its models do not take."""
+        if has_text and not self.takes_text:
+            raise InputError(
+                f"{self.name} has no text encoder, so it takes no texts; give images (`prompt` is where their output"
+                " begins), or load a model of texts.",
+                settings=("prompt",),
+            )
+        if has_image and not self.takes_images:
+            raise InputError(f"{self.name} takes text, not images; leave the images out, or load another model.")

@@ -15,7 +15,6 @@ from vlm.processing.chat.conversation import Conversation, ImagePart
 from vlm_app.cli.display.outputs import as_json
 from vlm_app.cli.display.profiling import Profile, print_profile
 from vlm_app.cli.errors import USER_ERROR, print_error
-from vlm_app.cli.options.decoding import check_chat_model
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -133,7 +132,6 @@ def converse(
     profiling: bool,
 ) -> None:
     """Runs all of --chat; exits with 2 if a turn failed."""
-    check_chat_model(pipeline, "--chat")
     chat = Chat(pipeline, sampling, images, extras=extras.alone(), json_lines=json_lines)
     failed = chat.run(turns())
     if profiling and chat.profile.requests:

@@ -78,10 +78,10 @@ def generate(
     name = decoding.packaged_chat_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
-    pipeline, sampling = decoding.load(name, options), sampling | options.adapter
+    check = partial(decoding.check_chat_model, what="vlm generate")
+    pipeline, sampling = decoding.load(name, options, check), sampling | options.adapter
     extras.check_fit(pipeline)
     warn_of_idle(pipeline, sampling, options, as_json=as_json)
-    decoding.check_chat_model(pipeline, "vlm generate")
     if chat:
         from vlm_app.cli.inference.chat import converse
 

@@ -108,7 +108,8 @@ def run(
         sampling, folder = _reference(against or name, sampling)
     extras = extras.among(options.adapters)
     sampling |= options.adapter
-    pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
+    room = decoding.ROOM_FOR_ANOTHER if check_accuracy else {}
+    pipeline = decoding.load(name, options, run_inputs.check_family, **room)
     extras.check_fit(pipeline)
     if folder is not None:
         _check_requests(run_inputs, pipeline, folder)

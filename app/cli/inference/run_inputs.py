@@ -18,6 +18,7 @@ from vlm_app.text.token_ids import without_padding
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
+    from vlm.registry.spec import FamilySpec
     from vlm_app.text.sources import Item
 
 PIECE = 2**20  # bytes of stdin that are read at once
@@ -120,6 +121,16 @@ class RunInputs:
             raise InputError("no model that is asked in words is packaged; name one: --model llava-hf/llava-1.5-7b-hf.")
         return DEFAULT_MODEL
 
+    def check_family(self, family: FamilySpec) -> None:
+        """Raises InputError for a family that is not for these inputs."""
+        if self.chat:
+            check_chat_model(family, "--chat")
+            return
+        has_text = bool(self.texts or self.ids)
+        if not has_text and (self.raw_prompt is not None or not self.images):
+            check_chat_model(family, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
+        family.check_inputs(has_text=bool(self.texts), has_image=bool(self.images))
+
     def check_comparable(self) -> None:
         if self.chat:
             raise InputError("--check-accuracy is for single requests; leave --chat out.")
@@ -157,8 +168,6 @@ class RunInputs:
             return [{"input_ids": item.fields.get("input_ids", [])} for item in items]
         if self.texts:
             return [{"text": text, "prompt": self.prompt, **self.framing} for text in self.texts]
-        if self.raw_prompt is not None or not self.images:
-            check_chat_model(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
         self.check_pages(pipeline)
         if not pipeline.capabilities.takes_prompt:
             if flags := [f"--{name}" for name in self.framing]:

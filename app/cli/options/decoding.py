@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlm.build.locate import family_on_disk
 from vlm.errors import InputError
 from vlm_app.cli.display.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
+    from vlm.registry.spec import FamilySpec
     from vlm_app.core.load_options import LoadOptions
 
 DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
 ROOM_FOR_ANOTHER = {"kv_cache_free_gpu_memory_fraction": 0.2}  # a cache that leaves most of a GPU to another model
 
+FamilyCheck = Callable[["FamilySpec"], None]  # raises for a family that is not for what is asked
 Chat = Annotated[
     bool,
     typer.Option("--chat", help="Converse: a line of stdin a turn; /image FILE, /reset and /exit are commands."),
 ]
 
 
-def load(model: str, options: LoadOptions, **defaults: Any) -> Pipeline:
-    """Loads a model, with progress on stderr; `defaults` are RuntimeConfig's, for what was not given."""
+def load(model: str, options: LoadOptions, check: FamilyCheck | None = None, **defaults: Any) -> Pipeline:
+    """Loads a model, with progress on stderr; `defaults` are RuntimeConfig's, for what was not given. What `check`
+    raises of its family comes before anything is built, where that lies on this disk and says so itself."""
+    if check is not None and (family := family_on_disk(model)) is not None:
+        check(family)
     with Progress() as progress:
         pipeline = options.load(model, progress, **defaults)
+    if check is not None:
+        check(pipeline.family)
     if options.build.get("backend") == "auto":
         print(f"backend {_explained(pipeline, options.dtype)}", file=sys.stderr)
     return pipeline
@@ -47,11 +56,10 @@ def packaged_chat_model() -> str | None:
     return DEFAULT_ASKED_MODEL if DEFAULT_ASKED_MODEL in packaged_models() else None
 
 
-def check_chat_model(pipeline: Pipeline, what: str) -> None:
-    """Raises InputError for a model that takes no prompts."""
-    family, able = pipeline.family, pipeline.capabilities
-    if not able.takes_prompt:
-        other = "vlm run --image FILE" if able.takes_images else 'vlm run --text "A text."'
+def check_chat_model(family: FamilySpec, what: str) -> None:
+    """Raises InputError for a family whose models take no prompts."""
+    if not family.takes_prompt:
+        other = "vlm run --image FILE" if family.takes_images else 'vlm run --text "A text."'
         raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
 
 

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -26,6 +27,7 @@ from vlm_app.cli.options import decoding
 if TYPE_CHECKING:
     from vlm.api.capabilities import Capabilities
     from vlm.api.pipeline import Pipeline
+    from vlm.registry.spec import FamilySpec
     from vlm_app.core.load_options import LoadOptions
     from vlm_app.text.job import Report
     from vlm_app.text.sources import Item
@@ -241,9 +243,11 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
 
 def load_text_model(model: str, options: LoadOptions) -> Pipeline:
     """Loads a model. Raises InputError for one that takes no text or writes none."""
-    pipeline = decoding.load(model, options)
-    if not pipeline.capabilities.generates:
+    return decoding.load(model, options, partial(_check_text_family, model))
+
+
+def _check_text_family(model: str, family: FamilySpec) -> None:
+    if "decoder" not in family.roles:
         raise InputError(f"{model} is an encoder alone, which writes no text; give vlm encode or a whole model.")
-    if not pipeline.capabilities.takes_text:
+    if not family.takes_text:
         raise InputError(f"{model} takes images, not text; vlm models lists what takes text.")
-    return pipeline

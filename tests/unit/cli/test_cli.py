@@ -17,6 +17,7 @@ import vlm
 from tests.kits.cli_kit import ended
 from tests.unit.builder import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
+from vlm.registry import catalogs
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.artifacts import models
 from vlm_app.cli.main import main
@@ -26,7 +27,7 @@ from vlm_app.cli.verbs import VERBS
 class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
-    family = SimpleNamespace(name="fake", inputs=("image",))
+    family = catalogs.family("nougat")
     engine, tokenizer = SimpleNamespace(generation={}), SimpleNamespace()
     capabilities = SimpleNamespace(
         takes_prompt=False, takes_images=True, takes_text=False, one_image_a_prompt=False, reads_pages_in_steps=False
@@ -180,6 +181,7 @@ def test_run_takes_texts_or_images(cli, loads, monkeypatch):
         code, _, err = cli("run", *wrong)
         assert code == 2 and "one kind at a time" in one_sentence(err) and not loads
     monkeypatch.setattr(FakePipeline, "_read", staticmethod(lambda given: _output(given["text"].upper())))
+    monkeypatch.setattr(FakePipeline, "family", catalogs.family("t5"))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("ä\n".encode())))
     code, out, _ = cli("run", "--text", "a", "--text", "-", "--num-beams", 2)
     assert (code, out) == (0, "A\nÄ\n\n")
@@ -418,6 +420,20 @@ def test_unknown_model(cli, tmp_path, monkeypatch):
     for arguments in (["inspect", "nothing"], ["convert", "nothing", "-o", "x"], ["build", "nothing", "-o", "x"]):
         code, out, err = cli(*arguments)
         assert (code, out) == (2, "") and "model 'nothing' does not exist; give a packaged name" in one_sentence(err)
+
+
+@pytest.mark.parametrize("line, says", [
+    ("translate a --model mini-nougat", "mini-nougat takes images, not text; vlm models lists what takes text"),
+    ("summarize a --model mini-nougat", "mini-nougat takes images, not text"),
+    ("generate a --model mini-t5", "vlm generate is for models that are asked in words; t5 is for vlm run --text"),
+    ("run --text a --model mini-nougat", "nougat has no text encoder, so it takes no texts"),
+    ("run --image a.png --model mini-t5", "t5 takes text, not images"),
+    ("run --image a.png --raw-prompt a --model mini-nougat", "--raw-prompt is for models that are asked in words"),
+    ("run --chat --model mini-t5", "--chat is for models that are asked in words"),
+])  # fmt: skip
+def test_a_model_of_another_kind_is_refused_before_it_is_built(line, says, cli, loads):
+    code, _, err = cli(*line.split())
+    assert code == 2 and says in one_sentence(err) and loads == []
 
 
 # --- errors ---

@@ -310,11 +310,10 @@ def test_wrong_languages(pipeline, asked, says):
         translation(pipeline, *asked, False)
 
 
-def test_an_encoder_alone_is_refused_before_its_languages(monkeypatch):
-    alone = SimpleNamespace(capabilities=SimpleNamespace(generates=False, takes_text=True))
-    monkeypatch.setattr("vlm_app.cli.options.texts.decoding.load", lambda *_: alone)
-    with pytest.raises(InputError, match=r"\./enc is an encoder alone, which writes no text; give vlm encode"):
-        load_text_model("./enc", LoadOptions())
+def test_an_encoder_alone_is_refused_before_its_languages(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5EncoderModel"]}')
+    with pytest.raises(InputError, match=r"is an encoder alone, which writes no text; give vlm encode"):
+        load_text_model(str(tmp_path), LoadOptions())
 
 
 # --- pairs and scores ---

@@ -92,14 +92,7 @@ def _check_names(fields: InputFields, context: InputContext) -> None:
     """Raises InputError for fields that the model does not take, or not together, whatever they hold."""
     family, has_ids = context.family, fields.encoder_input_ids is not None
     has_image, has_pixels = fields.images is not None, fields.pixel_values is not None
-    if (has_ids or fields.text is not None) and not family.takes_text:
-        raise InputError(
-            f"{family.name} has no text encoder, so it takes no texts; give images (`prompt` is where their output"
-            " begins), or load a model of texts.",
-            settings=("prompt",),
-        )
-    if (has_image or has_pixels) and not family.takes_images:
-        raise InputError(f"{family.name} takes text, not images; leave the images out, or load another model.")
+    family.check_inputs(has_text=has_ids or fields.text is not None, has_image=has_image or has_pixels)
     if context.prompts is not None:
         fields.check_one(PROMPT_KEYS)
         fields.check_one(IMAGE_KEYS)
