@@ -19,8 +19,7 @@ from vlm.registry.spec import FamilySpec
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# whose texts begin with a blank where their settings say so, not where their tokenizer.json does
-BYTE_LEVEL = ("GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer")
+GENERIC = ("None", "TokenizersBackend", "PreTrainedTokenizer")  # classes of Hugging Face's that take a file as it is
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 TIKTOKEN, LINE_BYTES = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n"), 4096  # a line of such a file: a token, its id
 
@@ -64,8 +63,8 @@ def completed_settings(folder: Path) -> str | None:
 
 def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str | None:
     """Returns the contents of a tokenizer.json with what it lacks of the tokens that its folder names, then of these
-    special ones, in this order, and with the blank before texts that its settings ask for; None where that is all
-    there. Raises CheckpointError for a damaged one."""
+    special ones, in this order, and with texts split and joined as its settings ask for; None where that is all there.
+    Raises CheckpointError for a damaged one."""
     from tokenizers import AddedToken
 
     own = _own_tokens(path)
@@ -80,22 +79,29 @@ def completed_tokenizer(path: Path, tokens: Sequence[str], folder: Path) -> str 
         raise CheckpointError(f"{folder} names a token that is not valid Unicode; fetch the folder again.") from None
     others = [token for token in tokens if tokenizer.token_to_id(token) is None]
     tokenizer.add_special_tokens(others)
-    is_changed = _set_prefix_space(tokenizer, tokenizer_settings(folder)) or absent or others
-    return tokenizer.to_str() if is_changed else None
+    return tokenizer.to_str() if _rebuild(tokenizer, folder) or absent or others else None
 
 
-def _set_prefix_space(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> bool:
-    """Has texts begin with a blank, or not, as settings say of a class that makes its byte-level BPE by them. Returns
-    whether that is a change."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    splitter, asked = tokenizer.pre_tokenizer, settings.get("add_prefix_space")
-    if str(settings.get("tokenizer_class")).removesuffix("Fast") not in BYTE_LEVEL or not isinstance(asked, bool):
+def _rebuild(tokenizer: Tokenizer, folder: Path) -> bool:
+    """Has texts split and joined as Hugging Face's class does, where one of its own takes no more than the vocabulary
+    of a tokenizer.json. Returns whether that is a change."""
+    name = str(tokenizer_settings(folder).get("tokenizer_class")).removesuffix("Fast")
+    if name in GENERIC or not _is_transformers(folder):
         return False
-    if not isinstance(splitter, ByteLevel) or splitter.add_prefix_space == asked:
-        return False
-    splitter.add_prefix_space = asked
-    return True
+    before = tokenizer.to_str()
+    with contextlib.suppress(CheckpointError):  # of what Hugging Face cannot read, the file holds
+        theirs = _of_transformers(folder)
+        if type(theirs.model) is type(tokenizer.model):
+            tokenizer.normalizer, tokenizer.pre_tokenizer = theirs.normalizer, theirs.pre_tokenizer
+            tokenizer.decoder = theirs.decoder
+    return tokenizer.to_str() != before
+
+
+def _is_transformers(folder: Path) -> bool:
+    """Says whether Hugging Face reads the model, and not a publication's own code."""
+    from transformers import CONFIG_MAPPING
+
+    return str(read_settings(folder / "config.json").get("model_type")) in CONFIG_MAPPING
 
 
 def _own_tokens(path: Path) -> list[dict[str, Any]]:
@@ -178,11 +184,15 @@ def _check_files(folder: Path) -> None:
 
 
 def _from_transformers(folder: Path) -> str:
+    return _of_transformers(folder).to_str()
+
+
+def _of_transformers(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     _check_files(folder)
     with _unreadable(folder):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str()
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
 
 
 @contextlib.contextmanager
