@@ -50,6 +50,27 @@ def test_shards_of_any_name_are_fetched(index, shard):
         assert hub.fetched() == {"config.json", index, shard}
 
 
+@pytest.mark.parametrize(("named", "fetched"), [
+    ("own.safetensors", {"own.safetensors"}),
+    ("own.safetensors.index.json", {"own.safetensors.index.json", "own.safetensors", "model.safetensors"}),
+])  # fmt: skip
+def test_weights_that_the_configuration_names_are_fetched(named, fetched):
+    files = {"config.json": f'{{"transformers_weights": "{named}"}}'.encode(), named: b"[]"}
+    files = {**FILES, "own.safetensors": b"1", **files}
+    with serve(Hub("org/model", files)) as hub:
+        folder = download("org/model", endpoint=hub.url)
+        assert hub.fetched() == WANTED - {"model.safetensors"} | fetched
+    assert download("org/model", endpoint=hub.url) == folder  # without a network
+
+
+def test_named_weights_that_are_not_there_are_told():
+    files = {**FILES, "other.safetensors": b"1", "config.json": b'{"transformers_weights": "own.safetensors"}'}
+    with serve(Hub("org/model", files)) as hub:
+        with pytest.raises(ModelNotFoundError, match=r"has no own.safetensors, which its config.json names"):
+            download("org/model", endpoint=hub.url)
+        assert hub.fetched() == {"config.json"}
+
+
 def test_files_that_a_family_reads_are_fetched():
     """A catalog of any package may name some (FamilySpec.tokenizer_files)."""
     with serve(Hub("org/model", FILES | {"source.spm": b"s", "target.spm": b"t"})) as hub:

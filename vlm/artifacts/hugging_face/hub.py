@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.hugging_face.hf_folder import PROCESSOR_FILES
-from vlm.artifacts.hugging_face.model_files import ModelFiles
+from vlm.artifacts.hugging_face.model_files import ModelFiles, read_object
 from vlm.artifacts.hugging_face.quantization_files import QUANTIZATION_FILES
 from vlm.artifacts.progress import Progress
-from vlm.errors import ModelNotFoundError, first_line
+from vlm.errors import ModelNotFoundError, cut, first_line
 from vlm.limits import MAX_TOKENIZER_BYTES
 
 if TYPE_CHECKING:
@@ -61,13 +63,14 @@ def repo_id(name: str) -> str | None:
     return full if is_repo_id(full) else None
 
 
-def needed_files(names: Iterable[str], extra: tuple[str, ...] = ()) -> list[str]:
-    """Picks of a repository's files the configurations, the processor, and one set of weights, safetensors before
-    pickles. Where there are none beside its config.json, those of each folder that has a config.json of its own: a
-    part each. `extra`: patterns of further files that families read."""
+def needed_files(names: Iterable[str], extra: tuple[str, ...] = (), named: str | None = None) -> list[str]:
+    """Picks of a repository's files the configurations, the processor, and one set of weights: those that its
+    config.json names (`named`), else safetensors before pickles. Where there are none beside its config.json, those of
+    each folder that has a config.json of its own: a part each. `extra`: patterns of further files that families
+    read."""
     names = sorted(names)
-    whole = _needed([name for name in names if "/" not in name], extra)
-    if "config.json" not in whole or _weights(whole):
+    whole = _needed([name for name in names if "/" not in name], extra, named)
+    if "config.json" not in whole or _weights(whole, named):
         return whole
     folders = [name.removesuffix("config.json") for name in names if name.endswith("/config.json")]
     parts = {
@@ -78,12 +81,15 @@ def needed_files(names: Iterable[str], extra: tuple[str, ...] = ()) -> list[str]
     ]
 
 
-def _needed(names: list[str], extra: tuple[str, ...]) -> list[str]:
-    return _matching(names, ("config.json", *QUANTIZATION_FILES, *PROCESSOR_FILES, *extra)) + _weights(names)
+def _needed(names: list[str], extra: tuple[str, ...], named: str | None = None) -> list[str]:
+    return _matching(names, ("config.json", *QUANTIZATION_FILES, *PROCESSOR_FILES, *extra)) + _weights(names, named)
 
 
-def _weights(names: Iterable[str]) -> list[str]:
+def _weights(names: Iterable[str], named: str | None = None) -> list[str]:
     names = [*names]
+    if named is not None:
+        shards = _matching(names, ("*.safetensors",)) if named.endswith(".index.json") else []
+        return [named, *shards] if named in names else []
     for usual, any_name in ((SAFETENSORS, "*.safetensors"), (PICKLES, "*.bin")):
         if (found := _matching(names, usual)) and all(name.endswith(".index.json") for name in found):
             return found + _matching(names, (any_name,))  # the shards have names of their own
@@ -151,12 +157,30 @@ def _snapshot(
     top = frozenset(name.partition("/")[0] for name in names)
     if check:
         check(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}))
-    files = needed_files(names, extra)
-    _check_usable(repo_id, files)
-    _check_listed(repo_id, files, {file.rfilename: file.size or 0 for file in info.siblings or ()})
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    fetch = functools.partial(snapshot_download, repo_id, revision=revision, endpoint=endpoint)
+    named = None
+    if _may_name_weights(sizes):
+        meter = _meter(f"Downloading {repo_id}", sizes["config.json"], None)
+        named = _named_weights(Path(fetch(allow_patterns=["config.json"], tqdm_class=meter)))
+    files = needed_files(names, extra, named)
+    _check_usable(repo_id, files, named)
+    _check_listed(repo_id, files, sizes, named)
     options: dict[str, Any] = {"tqdm_class": _meter(f"Downloading {repo_id}", _size(info, files), progress)}
     # by the revision's name, not its commit: the cache then knows without a network which commit that was
-    return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files, endpoint=endpoint, **options))
+    return Path(fetch(allow_patterns=files, **options))
+
+
+def _may_name_weights(sizes: Mapping[str, int]) -> bool:
+    """Says whether config.json may name the weights: some have a name of their own, and it is no larger than one is."""
+    top = [name for name in sizes if "/" not in name and name.endswith((".safetensors", ".safetensors.index.json"))]
+    return set(top) > set(_matching(top, SAFETENSORS)) and sizes.get("config.json", math.inf) <= MAX_TOKENIZER_BYTES
+
+
+def _named_weights(folder: Path) -> str | None:
+    """Returns the file of the weights that a folder's config.json names; None where it names none."""
+    name = read_object(folder / "config.json").get("transformers_weights")
+    return None if name is None else str(name)
 
 
 def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
@@ -179,28 +203,34 @@ def _complete(repo_id: str, revision: str | None) -> Path | None:
     try:
         folder = snapshot_download(repo_id, revision=revision, allow_patterns=["config.json"], local_files_only=True)
         files = (file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file())
-        _check_usable(repo_id, needed_files(files))
+        named = _named_weights(Path(folder))
+        _check_usable(repo_id, needed_files(files, named=named), named)
     except (LocalEntryNotFoundError, ModelNotFoundError):
         return None
     return Path(folder)
 
 
-def _check_usable(repo_id: str, files: list[str]) -> None:
+def _check_usable(repo_id: str, files: list[str], named: str | None) -> None:
     if "config.json" not in files:
         raise ModelNotFoundError(f"the Hub's model {repo_id} has no config.json; it is no transformers model.")
-    if not _weights(_last(files)):
+    if named is not None and named not in files:
+        raise ModelNotFoundError(
+            f"the Hub's model {repo_id} has no {cut(named, 100)}, which its config.json names (transformers_weights);"
+            " give a folder on disk."
+        )
+    if not _weights(_last(files), named):
         raise ModelNotFoundError(
             f"the Hub's model {repo_id} has no {SAFETENSORS[0]} or {PICKLES[0]}; other formats are not read."
         )
 
 
-def _check_listed(repo_id: str, files: list[str], sizes: dict[str, int]) -> None:
+def _check_listed(repo_id: str, files: list[str], sizes: Mapping[str, int], named: str | None) -> None:
     if len(files) > MOST_FILES:
         raise ModelNotFoundError(
             f"the Hub's model {repo_id} lists {len(files):,} files to fetch, the limit is {MOST_FILES:,}; give"
             " a folder on disk."
         )
-    weights = _weights(_last(files))
+    weights = _weights(_last(files), named)
     for file, name in zip(files, _last(files), strict=True):
         if sizes[file] > MAX_TOKENIZER_BYTES and name not in weights:
             raise ModelNotFoundError(
