@@ -42,6 +42,18 @@ def named_path(path: str | Path, setting: str) -> Path:
     return Path(path)
 
 
+def new_path(path: str | Path, setting: str) -> Path:
+    """Returns the path of what is to be written, as `named_path` does. Raises InputError for a packaged model's name,
+    too: that model, not what was written, is what the name stands for wherever a model is named."""
+    if str(path := named_path(path, setting)) in packaged(MODEL):
+        raise InputError(
+            f"{setting} {path} is the name of a packaged model, which comes before a folder of that name; give another"
+            f" one ({path}.vlm).",
+            settings=(setting,),
+        )
+    return path
+
+
 def is_adapter_name(name: str) -> bool:
     """Says whether requests and logs can name an adapter so: printable words."""
     return name.isprintable() and name == name.strip() and any(map(str.isalnum, name))

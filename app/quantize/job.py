@@ -20,7 +20,7 @@ from vlm.convert.quantized.exportable import check_export_folder, check_exportab
 from vlm.convert.quantized.in_transformers import must_dequantize
 from vlm.errors import InputError
 from vlm.layers.quant.methods import quantization_of
-from vlm.packaged import named_path
+from vlm.packaged import new_path
 from vlm.quantize.calibration import Calibration, forced
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.model import quantize_checkpoint
@@ -61,7 +61,7 @@ class QuantizeJob:
     def __post_init__(self) -> None:
         for name in ("out", "export"):
             if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, named_path(path, name))
+                object.__setattr__(self, name, new_path(path, name))
 
     def run(self) -> dict[str, Any]:
         """Writes the quantized checkpoint and returns the figures of its report. Raises a VlmError, for what can be

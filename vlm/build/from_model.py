@@ -24,7 +24,7 @@ from vlm.convert.adapters.peft import read_settings
 from vlm.convert.folder import convert_file, convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import CheckpointError, EngineError, InputError, listed, shown
-from vlm.packaged import adapter_folder, named_path
+from vlm.packaged import adapter_folder, named_path, new_path
 from vlm.registry.catalogs import converter_of
 
 
@@ -49,7 +49,7 @@ def convert_model(
     Raises a VlmError with one sentence.
     """
     build = BuildConfig(tp_size=tp_size, pp_size=pp_size, encoder_tp_size=encoder_tp_size)
-    out = named_path(out, "out")
+    out = new_path(out, "out")
     adapter = None if merge_lora is None else adapter_folder(str(named_path(merge_lora, "merge_lora")))
     source = locate(model, progress=progress)
     is_changed = build.num_ranks > 1 or merge_lora is not None
@@ -149,7 +149,7 @@ def build_model(
     It is written whole or not at all; an older engine there is replaced. `workers`: files of ranks that are written at
     the same time. Raises a VlmError with one sentence.
     """
-    config, out = config or BuildConfig(), named_path(out, "out")
+    config, out = config or BuildConfig(), new_path(out, "out")
     if not isinstance(config, BuildConfig):
         raise InputError(f"config is {shown(config)}; give a vlm.BuildConfig.")
     check_backend(config)

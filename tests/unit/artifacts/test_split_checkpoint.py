@@ -185,7 +185,7 @@ def test_the_command_line(whole, halves, tmp_path):
         (("convert", whole["t5"].path, "-o", tmp_path / "c", "--pp-size", 9), "build with --pp-size"),
         (("quantize", tmp_path / "split", "-o", tmp_path / "q", "--format", "int8"), "split among ranks already"),
         (
-            ("generate", "--model", tmp_path / "split", "hello"),
+            ("summarize", "--model", tmp_path / "split", "hello"),
             "run vlm build with --tp-size 2, or build from the whole",
         ),
     ):

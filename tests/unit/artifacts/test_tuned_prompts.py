@@ -230,7 +230,7 @@ def test_they_are_no_model_and_replace_nothing(tmp_path):
     for options, says in {
         ("convert", path, "-o", tmp_path / "x", "--tp-size", 2): "tuned beside a model, and --tp-size is for models",
         ("generate", "a", "--model", "x", "--prompt-table", path): f"make a folder of it first: vlm convert {path} -o",
-        ("generate", "a", "--model", "mini-t5", "--lora", f"a={path}"): f"{path} is an archive; make a folder of it",
+        ("summarize", "a", "--model", "mini-t5", "--lora", f"a={path}"): f"{path} is an archive; make a folder of it",
         ("convert", "mini-t5", "-o", tmp_path / "x", "--merge-lora", path): f"{path} is an archive; make a folder",
         ("convert", "mini-t5", "-o", tmp_path / "x", "--merge-lora", __file__): "is a file and no folder of a PEFT",
     }.items():

@@ -415,6 +415,15 @@ def test_a_path_that_is_empty_is_not_the_folder_that_a_verb_runs_in(cli, line, l
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("line", [
+    "convert mini-t5 -o mini-nougat", "build mini-t5 -o mini-t5", "convert x -o ./mini-t5",
+    "quantize mini-t5 -o t --format int8 --export mini-t5",
+])  # fmt: skip
+def test_nothing_is_written_under_the_name_of_a_packaged_model(line, cli):
+    code, _, err = cli(*line.split())
+    assert code == 2 and "is the name of a packaged model, which comes before a folder" in one_sentence(err)
+
+
 def test_unknown_model(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (["inspect", "nothing"], ["convert", "nothing", "-o", "x"], ["build", "nothing", "-o", "x"]):
