@@ -33,7 +33,7 @@ def cache(monkeypatch, tmp_path):
     [
         ("run", "--text", "a"),
         TRANSLATE,
-        ("generate", "a", "--model", "mini-t5"),
+        ("generate", "a", "--model", "mini-llava"),
         ("summarize", "a", "--model", "mini-t5"),
         ("eval", EXAMPLES / "translate.tsv", *EN_DE),
         ("ocr", EXAMPLES / "page.png", "-o", "text", "--workers", "0"),
