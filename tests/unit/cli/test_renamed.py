@@ -61,8 +61,8 @@ PAGE = Path(vlm_app.__file__).parent / "demo" / "examples" / "page.png"
     (("--device", "gpu"), "--device is 'gpu'"), (("--device", "cpu:3"), "--device is 'cpu:3'"),
 ])  # fmt: skip
 @pytest.mark.parametrize("line", [
-    ("ocr", PAGE, "-o", "out"), ("estimate", PAGE), ("run", "--image", PAGE), ("generate", "a", "--model", "mini-llava"),
-    ("serve", "mini-t5"), ("bench", "latency", "--model", "mini-t5"),
+    ("ocr", PAGE, "-o", "out"), ("estimate", PAGE), ("run", "--image", PAGE),
+    ("generate", "a", "--model", "mini-llava"), ("serve", "mini-t5"), ("bench", "latency", "--model", "mini-t5"),
 ], ids=lambda line: line[0])  # fmt: skip
 def test_a_name_of_no_device_is_said_to_be_of_its_option(line, given, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -140,7 +140,7 @@ def _arguments(settings: Mapping[str, Any]) -> tuple[str, Arguments, Arguments |
 def _method(kind: str, weights: Arguments, inputs: Arguments | None) -> str | None:
     """Returns ours; None where there is none."""
     if kind == PACKED and weights.type == "int" and weights.strategy in ("group", "channel", "tensor"):
-        known = weights.bits in ZERO_LEVEL and inputs is None
+        known = weights.bits in ZERO_LEVEL and inputs is None and (weights.symmetric or weights.strategy != "tensor")
         return Integers(weights.bits, weights.symmetric, weights.group_size).method if known else None
     if kind not in NAIVE or weights.bits != 8 or not weights.symmetric or weights.strategy not in ("channel", "tensor"):
         return None
