@@ -255,7 +255,7 @@ UNREAD = {
                           r"and inputs int8 static asymmetric by token, which is not read"),
     "3 bits": ({"format": "pack-quantized"}, {"weights": GROUP["weights"] | {"num_bits": 3}}, "with weights int3"),
     "one zero point": ({"format": "pack-quantized"},  # which is not packed, as others are
-                       {"weights": {"num_bits": 4, "symmetric": False, "strategy": "tensor"}}, "int4 static asymmetric"),
+                       {"weights": {"num_bits": 4, "symmetric": False, "strategy": "tensor"}}, "int4 static asymm"),
     "rotations": ({"transform_config": {"config_groups": {"a": {}}}}, {}, "with transform_config"),
     "sparse": ({"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "with sparsity_config"),
     "no groups": ({"config_groups": {}}, {}, "with config_groups without weights"),
