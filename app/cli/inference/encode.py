@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlm.artifacts.native.engine_dir import check_encodes
 from vlm.errors import InputError, VlmError
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import decoding
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vlm.api.pipeline import Encoding, Pipeline
+    from vlm.registry.spec import FamilySpec
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -80,7 +83,8 @@ def encode(
     inputs = extras.on_inputs([source.fields for source in sources])
     sources = [replace(s, fields={**options.adapter, **each}) for s, each in zip(sources, inputs, strict=True)]
     _check_images(image or (), sources)
-    pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
+    check = partial(_check_family, has_image=bool(image))
+    pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)), check)
     extras.check_fit(pipeline)
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
@@ -94,6 +98,11 @@ def encode(
         print(out)
     if len(encoded) < len(sources):
         raise typer.Exit(PARTLY_FAILED)
+
+
+def _check_family(family: FamilySpec, has_image: bool) -> None:
+    check_encodes(family.name, family.roles)
+    family.check_inputs(has_text=not has_image, has_image=has_image)
 
 
 def _sources(texts: list[str], images: list[str]) -> list[Source]:

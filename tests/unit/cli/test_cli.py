@@ -435,6 +435,8 @@ def test_unknown_model(cli, tmp_path, monkeypatch):
     ("translate a --model mini-nougat", "mini-nougat takes images, not text; vlm models lists what takes text"),
     ("summarize a --model mini-nougat", "mini-nougat takes images, not text"),
     ("generate a --model mini-t5", "vlm generate is for models that are asked in words; t5 is for vlm run --text"),
+    ("encode --image a.png --model mini-t5", "t5 takes text, not images"),
+    ("encode a --model mini-nougat", "nougat has no text encoder, so it takes no texts"),
     ("run --text a --model mini-nougat", "nougat has no text encoder, so it takes no texts"),
     ("run --image a.png --model mini-t5", "t5 takes text, not images"),
     ("run --image a.png --raw-prompt a --model mini-nougat", "--raw-prompt is for models that are asked in words"),
@@ -443,6 +445,12 @@ def test_unknown_model(cli, tmp_path, monkeypatch):
 def test_a_model_of_another_kind_is_refused_before_it_is_built(line, says, cli, loads):
     code, _, err = cli(*line.split())
     assert code == 2 and says in one_sentence(err) and loads == []
+
+
+def test_a_decoder_alone_is_refused_before_it_is_built(cli, loads, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    code, _, err = cli("encode", "a", "--model", tmp_path)
+    assert code == 2 and "gpt2 is a decoder alone, there is no encoder to load" in one_sentence(err) and loads == []
 
 
 # --- errors ---

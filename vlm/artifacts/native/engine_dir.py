@@ -6,6 +6,7 @@ manifest.json  visual/model.onnx  cross/model.onnx  decoder/model.onnx  processo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,7 @@ class EngineDir:
 
     def without_decoder(self) -> EngineDir:
         """Returns the engine as if it had been built of its encoders alone. Raises InputError where there is none."""
-        if set(self.roles) <= {"decoder"}:
-            raise InputError(
-                f"{self.family} is a decoder alone, there is no encoder to load; take a model that has one."
-            )
+        check_encodes(self.family, self.roles)
         return replace(self, encoder_only=True)
 
     @property
@@ -153,3 +151,9 @@ def is_engine(path: Path) -> bool:
     except ValueError:
         return any(next(path.glob(f"*/{name}"), None) for name in ("rank0.safetensors", "model.onnx"))
     return isinstance(values, dict) and {"format_version", "vlm_version", "roles"} <= set(values)
+
+
+def check_encodes(family: str, roles: Iterable[str]) -> None:
+    """Raises InputError for a model of these roles that is a decoder alone."""
+    if set(roles) <= {"decoder"}:
+        raise InputError(f"{family} is a decoder alone, there is no encoder to load; take a model that has one.")
