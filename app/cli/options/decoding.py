@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from vlm_app.core.load_options import LoadOptions
 
 DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
-ROOM_FOR_ANOTHER = {"kv_cache_free_gpu_memory_fraction": 0.2}  # a cache that leaves most of a GPU to another model
+# a cache that leaves most of a GPU to another model
+ROOM_FOR_ANOTHER: dict[str, Any] = {"kv_cache_free_gpu_memory_fraction": 0.2}
 
 FamilyCheck = Callable[["FamilySpec"], None]  # raises for a family that is not for what is asked
 Chat = Annotated[
