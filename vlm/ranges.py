@@ -68,8 +68,10 @@ class OfType:
     hint: Any
 
     def error(self, value: Any) -> str | None:
-        """Returns what is allowed where a value is of another type."""
-        return None if _is_of_type(value, self.hint) else f"it must be {self}"
+        """Returns what is allowed where a value is of another type, or a number that is none. What tuples hold has
+        checks of its own: a bias may be infinite."""
+        is_number = float not in _kinds(self.hint) or not isinstance(value, Real) or _is_finite(value)
+        return None if is_number and _is_of_type(value, self.hint) else f"it must be {self}"
 
     def __str__(self) -> str:
         return " or ".join(map(_words, _kinds(self.hint)))
@@ -94,7 +96,7 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
     if kind is bool:  # files say 0 and 1, too
         return isinstance(value, Integral) and value in (0, 1)
     if (of := _CLASSES.get(kind)) is not None:
-        return isinstance(value, of) and not isinstance(value, bool) and (of is not Real or _is_finite(value))
+        return isinstance(value, of) and not isinstance(value, bool)
     if typing.get_origin(kind) is not tuple:
         return True
     parts = typing.get_args(kind)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError
 from vlm.processing.inputs.fields import INPUT_KEYS
+from vlm.processing.inputs.request_builder import RequestBuilder
 from vlm.requests.request import Request
 
 FIELDS = frozenset(INPUT_KEYS) - {"lora"}  # which is an option of inputs that are given in any way
 
 
-def many_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a call with a list of inputs. Raises InputError for fields among them."""
+def inputs_of(
+    sources: Iterable[Any], options: dict[str, Any], builder: RequestBuilder
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the inputs of a call, each with the fields among its options, and the settings. Raises InputError for a
+    field that an input has itself."""
     fields, settings = _split(options)
-    if fields:
-        raise InputError(f"{listed(fields)} go inside each input when a list of inputs is given.")
-    return settings
+    return [builder.completed(source, fields) for source in sources], settings
 
 
-def single_input(source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the one input of a call, given by position or as options, and its settings. Raises InputError for none
-    and for two."""
+def single_input(source: Any, options: dict[str, Any], builder: RequestBuilder) -> tuple[Any, dict[str, Any]]:
+    """Returns the one input of a call, given by position, as options, or in parts as either, and its settings. Raises
+    InputError for none, and for a field that is given twice."""
     fields, settings = _split(options)
-    if source is not None and fields:
-        raise InputError(
-            f"an input was given twice: by position and as {listed(fields)}; name all that it has, as text= or images=."
-        )
     if source is None and not fields:
         raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
-    return (fields if source is None else source), settings
+    return (fields if source is None else builder.completed(source, fields)), settings
 
 
 def check_request(request: Any, call: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from vlm.api.ahead.images_ahead import ImagesAhead
 from vlm.api.ahead.prefetch import Prefetch
 from vlm.api.ahead.texts_ahead import TextsAhead
-from vlm.api.call_options import check_request, many_settings, single_input
+from vlm.api.call_options import check_request, inputs_of, single_input
 from vlm.api.call_timings import CallTimings
 from vlm.api.encoding import EncoderCalls
 from vlm.api.job import Job
@@ -59,9 +59,9 @@ class Pipeline(LoadedModel):
         `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
         the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
         hidden], `decoder_prompt_token_ids`, `task` and `question` (of a model that has tasks, or that reads a question
-        on its image); the same names work as options for a single input. `lora`, the name or number of an adapter (-1:
-        none), may stand in each input and is an option for those where it does not. The other options are those of
-        SamplingParams.
+        on its image); the same names work as options, in place of a single input or beside it, and for all of a list:
+        `generate(texts, src_lang="de_DE")`. `lora`, the name or number of an adapter (-1: none), may stand in each
+        input and is an option for those where it does not. The other options are those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may
@@ -71,14 +71,15 @@ class Pipeline(LoadedModel):
         (-1: none), stands for its rows.
         """
         if isinstance(inputs, list | tuple):
-            results = dict(self.as_completed(inputs, on_error="raise", **many_settings(options)))
+            several, sampling = inputs_of(inputs, options, self._builder)
+            results = dict(self.as_completed(several, on_error="raise", **sampling))
             return [results[i] for i in range(len(inputs))]
-        single, sampling = single_input(inputs, options)
+        single, sampling = single_input(inputs, options, self._builder)
         return dict(self.as_completed([single], on_error="raise", **sampling))[0]
 
     def stream(self, inputs: Any = None, **options: Any) -> Iterator[str]:
         """Yields text pieces of one input as they are decoded, before post-processing; `last_output` holds the rest."""
-        single, sampling = single_input(inputs, options)
+        single, sampling = single_input(inputs, options, self._builder)
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
         if self.processor.page_steps is not None and lone_image(single) is not None:
@@ -127,7 +128,8 @@ class Pipeline(LoadedModel):
         """
         self._check_open()
         many = isinstance(inputs, list | tuple)
-        fields = [{**self._builder.read(one).by_name(), **options} for one in (inputs if many else [inputs])]
+        completed = (self._builder.completed(one, options) for one in (inputs if many else [inputs]))
+        fields = [self._builder.read(one).by_name() for one in completed]
         encodings = self._encoder.encodings(fields, hidden_states=hidden_states, attentions=attentions)
         return encodings if many else encodings[0]
 

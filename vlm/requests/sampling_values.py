@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 from vlm.errors import InputError
@@ -72,10 +72,7 @@ def to_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     is neither."""
     pairs = value.items() if isinstance(value, dict) else value or ()
     try:
-        found = tuple((int(token), float(bias)) for token, bias in pairs)
-        if not all(isfinite(bias) for _, bias in found):
-            raise ValueError
-        return found
+        return tuple((int(token), float(bias)) for token, bias in pairs)
     except (TypeError, ValueError):
         raise InputError("logit_bias must map token ids to what is added to their logits, say {13: -100}.") from None
 
@@ -130,9 +127,12 @@ def check_bad_words_ids(words: tuple[tuple[int, ...], ...]) -> None:
 
 
 def check_sequence_bias(pairs: tuple[tuple[tuple[int, ...], float], ...]) -> None:
-    """Raises InputError for a sequence without tokens."""
-    if not all(tokens for tokens, _ in pairs):
-        raise InputError("sequence_bias has a sequence without tokens; leave it out.")
+    """Raises InputError for a sequence without tokens, and for a bias that is no number; -inf forbids."""
+    for tokens, bias in pairs:
+        if not tokens:
+            raise InputError("sequence_bias has a sequence without tokens; leave it out.")
+        if not bias < math.inf:
+            raise InputError(f"sequence_bias of {list(tokens)} is {bias:g}; it must be a number, or -inf to forbid.")
 
 
 def check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:

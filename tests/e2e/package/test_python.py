@@ -162,7 +162,13 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
     ("call", "kind", "reason"),
     [
         (lambda m: m.generate(), InputError, "no input"),
-        (lambda m: m.generate(PAGE, images=[PAGE]), InputError, "twice: by position and as images; name all that it"),
+        (
+            lambda m: m.generate(PAGE, images=[PAGE]),
+            InputError,
+            "^images was given in the input and beside it; give it",
+        ),
+        (lambda m: m.generate([PAGE], images=[PAGE]), InputError, "^images was given in the input and beside it"),
+        (lambda m: m.encode({"images": PAGE}, images=PAGE), InputError, "^images was given in the input and beside it"),
         (lambda m: m.generate(PAGE, on_error="yield"), InputError, r"on_error is of as_completed\(\), which goes on"),
         (lambda m: m.generate([PAGE], on_error="yield"), InputError, "on_error is of as_completed"),
         (
@@ -178,7 +184,7 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
         (lambda m: m.generate("a" * 5000), InputError, "^a{500}… cannot be read"),
         (lambda m: pickle.dumps(m), InputError, r"a loaded model stays in its process; load it in each, with vlm.load"),
         (lambda m: m.generate(images=[PAGE, PAGE]), InputError, "one image a request"),
-        (lambda m: m.generate([PAGE], prompt="x"), InputError, "inside each input"),
+        (lambda m: m.generate([PAGE], question="x"), InputError, "question"),
         (lambda m: m.generate(PAGE, tempratur=1), InputError, "tempratur is no option"),
         (lambda m: m.generate(PAGE, tempratur=1), InputError, r"is no option \(is it temperature\?\); options are"),
         (lambda m: m.generate({"imagess": PAGE}), InputError, r"is unknown in an input \(is it images\?\); allowed"),
@@ -188,7 +194,7 @@ def test_timings_count_what_every_thread_prepares(model, monkeypatch):
         (lambda m: m.generate(PAGE, max_new_tokens=9999), LimitError, "9680 more than the 320"),
         (lambda m: m.generate(images=PAGE, encoder_input_ids=[1]), InputError, "no text encoder"),
         (lambda m: m.generate(pixel_values=torch.zeros(3, 9, 9)), InputError, "takes"),
-        (lambda m: m.generate(PAGE, decoder_prompt_token_ids=[7000]), InputError, "twice"),
+        (lambda m: m.generate(PAGE, decoder_prompt_token_ids=[7000]), InputError, "token id 7000 is outside the vocabulary"),
         (lambda m: m.generate(images=PAGE, decoder_prompt_token_ids=[7000]), LimitError, "outside the vocabulary"),
         (lambda m: m.generate({"image": PAGE}), InputError, "image is unknown"),
         (lambda m: m.generate([PAGE, EXAMPLES / "none.png"]), VlmError, "does not exist"),

@@ -328,9 +328,12 @@ def test_what_gives_way():
     assert of({"min_new_tokens": 2, "min_length": 9}, {}).min_length == 0
     assert of({"sequence_bias": {(3, 4): 1.0}}, {}).sequence_bias == (((3, 4), 1.0),)
     assert of({"logit_bias": {"3": 1}}, {}).logit_bias == ((3, 1.0),)
-    for wrong in ({"a": 1}, [3], 5, {3: None}, {3: float("nan")}):
+    for wrong in ({"a": 1}, [3], 5, {3: None}):
         with pytest.raises(InputError, match="logit_bias must map token ids"):
             of({"logit_bias": wrong}, {})
+    with pytest.raises(InputError, match="logit_bias of token 3 is nan; it must lie in"):
+        of({"logit_bias": {3: float("nan")}}, {})
+    assert of({"sequence_bias": [[[3], float("-inf")]]}, {}).sequence_bias == (((3,), float("-inf")),)
 
 
 # --- logits

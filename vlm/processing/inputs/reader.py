@@ -39,6 +39,13 @@ def read_input(source: Any, context: InputContext) -> InputFields:
     return fields
 
 
+def named_fields(source: Any, context: InputContext) -> dict[str, Any]:
+    """Returns the fields of an input by their names, as they were given. Raises InputError for what is no input."""
+    if isinstance(source, dict | Mapping):
+        return {name: value for name, value in source.items() if value is not None}
+    return _bare_input(source, context).by_name()
+
+
 def read_conversation(messages: Any, context: InputContext) -> Conversation:
     """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""
     if not isinstance(messages, Conversation):

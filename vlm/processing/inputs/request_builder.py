@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
 from vlm.executor.memory import memory_errors
 from vlm.processing.chat.conversation import Conversation
 from vlm.processing.inputs.context import InputContext
 from vlm.processing.inputs.fields import InputFields
 from vlm.processing.inputs.prompt_request import prompt_request
-from vlm.processing.inputs.reader import read_conversation, read_input
+from vlm.processing.inputs.reader import named_fields, read_conversation, read_input
 from vlm.processing.inputs.source_request import source_request, texts_as_given
 from vlm.processing.text.stream import StopStrings
 from vlm.requests.adapters import adapter_id
@@ -48,6 +48,16 @@ class RequestBuilder:
     def read(self, source: Any) -> InputFields:
         """Reads an input. Raises InputError and LengthError as `read_input`."""
         return read_input(source, self.context)
+
+    def completed(self, source: Any, fields: Mapping[str, Any]) -> Any:
+        """Returns an input with the fields that a call gives beside it. Raises InputError for one that it has, too."""
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if not fields:
+            return source
+        own = named_fields(source, self.context)
+        if both := [name for name in fields if name in own]:
+            raise InputError(f"{listed(both)} was given in the input and beside it; give it once.")
+        return own | fields
 
     def read_conversation(self, messages: Any) -> Conversation:
         """Reads messages. Raises InputError and LengthError as `read_conversation`."""
