@@ -33,7 +33,7 @@ def test_built_and_verified(name, tmp_path):
         assert page.stdout.strip() == (EXAMPLES / "page.txt").read_text().strip()
         assert "backend onnxruntime: onnxruntime" in page.stderr
         other = call("run", "--model", engine, "--image", EXAMPLES / "page.png", "--backend", "torch")
-        assert other.exit_code == 2 and "built for backend onnxruntime, asked is backend torch" in other.stderr
+        assert other.exit_code == 2 and "built for --backend onnxruntime, asked is --backend torch" in other.stderr
     if name == "mini-t5":
         states = call("encode", "A.", "--model", engine, "--out", tmp_path / "states.npz", "--hidden-states")
         assert states.exit_code == 2 and "hidden states alone; build it with --backend torch" in states.stderr
