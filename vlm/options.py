@@ -76,7 +76,8 @@ def options_of(config: type) -> Mapping[str, Option]:
     return MappingProxyType(options)
 
 
-def defaults_of(config: type) -> dict[str, Any]:
+@functools.cache
+def defaults_of(config: type) -> Mapping[str, Any]:
     """Returns the default values of a dataclass's options by their fields' names; those without one are left out."""
     defaults = {}
     for field in dataclasses.fields(config):
@@ -84,7 +85,7 @@ def defaults_of(config: type) -> dict[str, Any]:
             defaults[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
             defaults[field.name] = field.default
-    return {name: value for name, value in defaults.items() if name in options_of(config)}
+    return MappingProxyType({name: value for name, value in defaults.items() if name in options_of(config)})
 
 
 def without_none(hint: Any) -> Any:

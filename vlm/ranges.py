@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -81,6 +82,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _CLASSES = {int: Integral, float: Real, str: str}
 
 
+@functools.cache
 def _kinds(hint: Any) -> list[Any]:
     """Returns the types that a hint names, None aside."""
     return [kind for kind in (typing.get_args(hint) if isinstance(hint, UnionType) else [hint]) if kind is not NoneType]

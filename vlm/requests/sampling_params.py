@@ -18,9 +18,9 @@ class SamplingParams(SamplingOptions):
     InputError for the first that is not allowed."""
 
     def __post_init__(self) -> None:
-        defaults = defaults_of(SamplingOptions)
-        given = {name: value for name in defaults if (value := getattr(self, name)) is not defaults[name]}
-        for name, value in converted(SamplingOptions, given).items():
+        defaults = defaults_of(type(self))
+        given = {name: value for name, value in vars(self).items() if value is not defaults[name]}
+        for name, value in converted(type(self), given).items():
             object.__setattr__(self, name, value)
         check(self)
 
