@@ -88,12 +88,17 @@ def settings(text: str, option: str) -> tuple[dict[str, Any], ...]:
 def _settings_of(row: str, option: str) -> dict[str, Any]:
     """Reads the settings of one row."""
     is_json = row.startswith("{")
-    parts = [part.strip().partition("=") for part in row.split(",") if part.strip()]
-    found = json_object(row, option) if is_json else {name: value for name, _, value in parts}
+    found = json_object(row, option) if is_json else _named_values(row)
     allowed = [name for name, setting in options_of(SamplingOptions).items() if _may_be_measured(name, setting)]
     if unknown := [name for name in found if name not in allowed]:
         raise InputError(f"{option} names {listed(unknown)}; allowed are {listed(allowed)}.")
     return found if is_json else {name: _number(value, name, option) for name, value in found.items()}
+
+
+def _named_values(row: str) -> dict[str, str]:
+    """Reads "top_k=50,temperature=0.7"."""
+    parts = (part.strip().partition("=") for part in row.split(",") if part.strip())
+    return {name: value for name, _, value in parts}
 
 
 def _may_be_measured(name: str, setting: Option) -> bool:

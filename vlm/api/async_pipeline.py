@@ -153,7 +153,7 @@ class AsyncPipeline:
         """Returns an input's fields, with its images' pixel values."""
         processor = self.pipeline.processor
         if not isinstance(source, dict):
-            source = processor.request_builder.read(source).by_name()
+            source = processor.request_builder.named(source)
         if not files:
             return source
         processor.request_builder.check_images(len(files))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from vlm.errors import InputError
@@ -14,12 +14,12 @@ FIELDS = frozenset(INPUT_KEYS) - {"lora"}  # which is an option of inputs that a
 
 
 def inputs_of(
-    sources: Iterable[Any], options: dict[str, Any], builder: RequestBuilder
-) -> tuple[list[Any], dict[str, Any]]:
+    sources: Sequence[Any], options: dict[str, Any], builder: RequestBuilder
+) -> tuple[Sequence[Any], dict[str, Any]]:
     """Returns the inputs of a call, each with the fields among its options, and the settings. Raises InputError for a
     field that an input has itself."""
     fields, settings = _split(options)
-    return [builder.completed(source, fields) for source in sources], settings
+    return ([builder.completed(source, fields) for source in sources] if fields else sources), settings
 
 
 def single_input(source: Any, options: dict[str, Any], builder: RequestBuilder) -> tuple[Any, dict[str, Any]]:

@@ -32,11 +32,9 @@ class Output:
     seed: int  # gives the same tokens again
     top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
     score: float | None = None  # of a beam search: what its outcomes are ranked by
-    # tensors, which say of each value whether it is equal, are not compared
-    # [prompt, vocab] and [new, vocab] float32: of every token of the decoder's prompt, and each token's, as the model
-    # gave them
-    context_logits: torch.Tensor | None = field(default=None, compare=False)
-    generation_logits: torch.Tensor | None = field(default=None, compare=False)
+    # not compared: tensors say of each value whether it is equal
+    context_logits: torch.Tensor | None = field(default=None, compare=False)  # [prompt, vocab] float32: its prompt's
+    generation_logits: torch.Tensor | None = field(default=None, compare=False)  # [new, vocab] float32: unprocessed
     alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
 
     @property

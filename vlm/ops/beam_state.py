@@ -91,10 +91,8 @@ class RowScores:
     @property
     def log_probabilities(self) -> Tensor:
         """Returns them of all tokens, as Hugging Face computes them: [R, V] float32"""
-        values = self.values.float()
-        if self.normalized and self.again is None:
-            return values
+        values = self.values.float() if self.normalized else self.values.float().log_softmax(-1)
         if self.again is None:
-            return values.log_softmax(-1)
+            return values
         again = self.again & (values > float("-inf")).any(1)
         return torch.where(again[:, None], values.log_softmax(-1), values)

@@ -49,12 +49,16 @@ class RequestBuilder:
         """Reads an input. Raises InputError and LengthError as `read_input`."""
         return read_input(source, self.context)
 
+    def named(self, source: Any) -> dict[str, Any]:
+        """Returns the fields of an input by their names, as `named_fields`."""
+        return named_fields(source, self.context)
+
     def completed(self, source: Any, fields: Mapping[str, Any]) -> Any:
         """Returns an input with the fields that a call gives beside it. Raises InputError for one that it has, too."""
         fields = {name: value for name, value in fields.items() if value is not None}
         if not fields:
             return source
-        own = named_fields(source, self.context)
+        own = self.named(source)
         if both := [name for name in fields if name in own]:
             raise InputError(f"{listed(both)} was given in the input and beside it; give it once.")
         return own | fields
