@@ -53,6 +53,8 @@ SPLIT = (
 # with larger weights layers of so many do not agree with themselves in 16 bits: no ways to split them could be compared
 # rows of how tokens are chosen: the likeliest, penalized, drawn by what people set
 SETTINGS = ";no_repeat_ngram_size=3;temperature=1;temperature=1,top_k=50;temperature=0.7,top_k=50,top_p=0.9"
+# rows of what is said about tokens: nothing, a bias, what the input has
+RULES = ';{"sequence_bias":[[[13],-5.0]]};encoder_repetition_penalty=1.2;encoder_no_repeat_ngram_size=4'
 LIMITS = "--max-batch-size 32 --max-seq-len 1024 --initializer-range 0.005"
 
 
@@ -103,6 +105,9 @@ COMMANDS = (
      "text --arch opus-mt-de-en --random-weights --dtype bfloat16 --batch-size 1;128 --input-output-len 64,64 "
      '--num-beams 4 --settings ;{"bad_words_ids":[[58100]],"renormalize_logits":true} --hf-new-tokens 16 '
      "--repeats 5 --hf-repeats 1"),
+    ("t5-small-rules", 60,
+     "text --arch t5-small --random-weights --dtype bfloat16 --batch-size 1;128 --input-output-len 64,64 "
+     f"--settings {RULES} --hf-new-tokens 16 --repeats 5 --hf-repeats 1"),
     ("bart-large-cnn-lora", 75,
      "text --arch bart-large-cnn --random-weights --dtype bfloat16 --backend torch,torch+lora-8x16 "
      "--batch-size 128 --input-output-len 350,128 --repeats 5 --profile --no-hf"),

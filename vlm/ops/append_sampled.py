@@ -38,9 +38,8 @@ def append_sampled(
     """Appends a token drawn by scores[r] [V] to slot slots[r], with its log-probability under logits[r] [V]; all else
     as `append_and_check_stop`. Settings and places are those of all_slots[r], which is no padding where slots[r] is;
     `by_entropy`: some rows have filters of vlm.ops.entropy_filters."""
-    if logits.is_cuda and not by_entropy:
-        from vlm.ops.kernels.append_sampled import append_sampled as kernel
-
-        kernel(state, slots, settings, all_slots=all_slots, scores=scores, logits=logits)
+    if logits.is_cuda:
+        from vlm.ops.kernels.append_sampled import append_sampled as operation
     else:
-        reference(state, slots, settings, all_slots=all_slots, scores=scores, logits=logits, by_entropy=by_entropy)
+        operation = reference
+    operation(state, slots, settings, all_slots=all_slots, scores=scores, logits=logits, by_entropy=by_entropy)

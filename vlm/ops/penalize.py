@@ -1,4 +1,5 @@
-"""What a row's own tokens cost it: penalties, n-grams that must not come again, and ends that must not come yet.
+"""What a row's own tokens cost it, and what rules say about tokens: biases, penalties, n-grams that must not come
+again, ends that must not come yet, tokens that are forbidden, allowed or forced.
 
 Penalties: Keskar et al., CTRL (arXiv:1909.05858) for `repetition`, over prompt and output as Hugging Face has it;
 `presence` and `frequency` as OpenAI's API has them, over the output alone.
@@ -6,12 +7,16 @@ Penalties: Keskar et al., CTRL (arXiv:1909.05858) for `repetition`, over prompt 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
+from vlm.ops.apply_rules import NEVER, favoured, restricted
+from vlm.ops.beam_state import Groups
 from vlm.ops.penalty_state import PenaltyState
 from vlm.ops.sequence_state import SequenceState
-from vlm.ops.token_rules import BAN, SUPPRESS, TokenRules, row_rules
+from vlm.ops.token_rules import TokenRules, acting, row_rules
 
 NGRAM = 8  # n-grams up to this size are looked for in any case
 
@@ -23,29 +28,17 @@ def reference(
     *,
     slots: Tensor,
     longest: int = NGRAM,
-    bans: TokenRules | None = None,
-    log_probabilities: bool = False,
+    rules: TokenRules | None = None,
+    kinds: Collection[int] = (),
+    groups: Groups | None = None,
 ) -> Tensor:
-    logits = logits.float().log_softmax(-1) if log_probabilities else logits
-    s, nothing = slots.long(), logits.shape[1]  # a column of its own is where what has no logit lies
-    scores = logits.new_zeros((len(s), nothing + 1), dtype=torch.float32)
-    scores[:, :-1] = logits
-    at, length = torch.arange(state.tokens.shape[1], device=s.device), state.lengths[s][:, None]
-    tokens = state.tokens[s].long()
-    history = torch.where(at < length, tokens.clamp(max=nothing), nothing)  # rows of a prompt table have no logits
-    is_output = at >= state.prompt_lengths[s][:, None]
-    scores.scatter_(1, history, _penalized(scores.gather(1, history), history, is_output, nothing, penalties, s))
-    ends = inside(state.stop_ids[s].long(), nothing)
-    for ids, holds in (
-        (history, _repeats(tokens, length, penalties.ngrams[s][:, None], longest)),
-        (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
-    ):
-        scores.scatter_(1, torch.where(holds, ids, nothing), float("-inf"))
-    scores = scores[:, :-1]
-    if bans is None:
-        return scores
-    rules = row_rules(bans, state, s, nothing)
-    return scores.masked_fill(rules.marked(BAN) | rules.marked(SUPPRESS), float("-inf"))
+    scores, s = logits.float() if groups is None else logits.float().log_softmax(-1), slots.long()
+    if rules is None or not acting(kinds):
+        return _penalties(scores, state, penalties, s, longest)
+    of_rows = row_rules(rules, state, s, logits.shape[1])
+    scores = favoured(scores, of_rows, kinds, penalties.input_repetition[s][:, None])
+    scores = _penalties(scores, state, penalties, s, longest)
+    return restricted(scores, of_rows, kinds, groups)
 
 
 def penalize(
@@ -55,24 +48,41 @@ def penalize(
     *,
     slots: Tensor,
     longest: int = NGRAM,
-    bans: TokenRules | None = None,
-    log_probabilities: bool = False,
+    rules: TokenRules | None = None,
+    kinds: Collection[int] = (),
+    groups: Groups | None = None,
 ) -> Tensor:
     """Takes logits [R, V] of the rows `slots` [R] int32 -> float32 [R, V], with what is forbidden at -inf; `longest`:
-    the size of the longest n-gram that must not come again; `bans`: rules, of which those that forbid a token hold;
-    `log_probabilities`: they are penalized instead of logits."""
+    the size of the longest n-gram that must not come again; `kinds`: of rules, those that hold; `groups`: the rows are
+    beams of searches, whose log-probabilities are penalized as in Hugging Face's."""
     if logits.is_cuda:
         from vlm.ops.kernels.penalize import penalize as kernel
 
-        return kernel(logits, state, penalties, slots=slots, bans=bans, log_probabilities=log_probabilities)
-    return reference(
-        logits, state, penalties, slots=slots, longest=longest, bans=bans, log_probabilities=log_probabilities
-    )
+        return kernel(logits, state, penalties, slots=slots, rules=rules, kinds=kinds, groups=groups)
+    return reference(logits, state, penalties, slots=slots, longest=longest, rules=rules, kinds=kinds, groups=groups)
 
 
 def inside(ids: Tensor, vocab_size: int) -> Tensor:
     """Gives ids that are none of the vocabulary the column after it."""
     return torch.where((ids >= 0) & (ids < vocab_size), ids, vocab_size)
+
+
+def _penalties(scores: Tensor, state: SequenceState, penalties: PenaltyState, s: Tensor, longest: int) -> Tensor:
+    """Penalizes scores [R, V] float32 of the rows `s` [R] int64 by their own tokens."""
+    nothing = scores.shape[1]  # a column of its own is where what has no score lies
+    scores = torch.nn.functional.pad(scores, (0, 1))
+    at, length = torch.arange(state.tokens.shape[1], device=s.device), state.lengths[s][:, None]
+    tokens = state.tokens[s].long()
+    history = torch.where(at < length, tokens.clamp(max=nothing), nothing)  # rows of a prompt table have no scores
+    is_output = at >= state.prompt_lengths[s][:, None]
+    scores.scatter_(1, history, _penalized(scores.gather(1, history), history, is_output, nothing, penalties, s))
+    ends = inside(state.stop_ids[s].long(), nothing)
+    for ids, holds in (
+        (history, _repeats(tokens, length, penalties.ngrams[s][:, None], longest)),
+        (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
+    ):
+        scores.scatter_(1, torch.where(holds, ids, nothing), NEVER)
+    return scores[:, :-1]
 
 
 def _penalized(

@@ -73,6 +73,12 @@ class SamplingState:
         return SamplingState(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
 
     @property
+    def goes_by_entropy(self) -> Tensor:
+        """Returns which slots draw by filters of `vlm.ops.entropy_filters`, [S] bool."""
+        filters = (self.top_h > 0) | (self.typical_p < 1) | (self.epsilon_cutoff > 0) | (self.eta_cutoff > 0)
+        return filters & (self.temperature > 0)
+
+    @property
     def nucleus(self) -> Tensor:
         """Returns top_p as it is now, [S]."""
         shrunk = torch.maximum(self.top_p * self.top_p_decay**self.decay_steps, self.top_p_min)

@@ -7,6 +7,7 @@ say, not from the number of slots times the longest list.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,11 @@ from vlm.ops.sequence_state import SequenceState
 
 # add a value; stands in the input; never; one of these, all alike; never, at last; ends a beam; one of these
 BIAS, SEEN, BAN, FORCE, SUPPRESS, END, ALLOW = range(7)
+
+
+def acting(kinds: Collection[int]) -> set[int]:
+    """Returns those of the kinds that change scores."""
+    return {*kinds} - {END}
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from vlm.ops import append_likeliest as likeliest_op
 from vlm.ops import append_sampled as sampled_op
 from vlm.ops import penalize as penalize_op
 from vlm.ops import topk_logprobs as topk_op
+from vlm.ops.beam_state import Groups
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import append_likeliest as likeliest_kernel
 from vlm.ops.kernels import append_sampled as sampled_kernel
 from vlm.ops.kernels import penalize as penalize_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.sequence_state import SequenceState
-from vlm.ops.token_rules import BAN, BIAS, SUPPRESS, TokenRules
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 
 SLOTS = 6
 
@@ -98,6 +99,31 @@ def append_sampled(device: torch.device) -> None:
         torch.testing.assert_close(states[1].logprobs, states[0].logprobs, atol=2e-5, rtol=1e-5)
         assert torch.equal(kept[0].decay_steps[:-1], kept[1].decay_steps[:-1])
     _check_odd_logits(device)
+    _check_neighbours(device)
+
+
+def _check_neighbours(device: torch.device) -> None:
+    """What goes by entropy draws as the reference has it, and others as they do without such a neighbour."""
+    from vlm.ops.sample import SamplingState
+
+    slots = torch.arange(4, device=device, dtype=torch.int32)
+    logits = _wide(4, 3000, 7, device)[:, :3000]
+    operations = {"alone": sampled_kernel.append_sampled, "mixed": sampled_kernel.append_sampled,
+                  "wanted": sampled_op.reference}  # fmt: skip
+    chosen = {}
+    for name, operation in operations.items():
+        settings, state = SamplingState.empty(5, device), slots_that_decode(4, device)
+        settings.temperature[:3], settings.seeds[:] = 1.2, 7
+        by_entropy = name != "alone"
+        if by_entropy:
+            settings.typical_p[0], settings.eta_cutoff[1], settings.top_h[3] = 0.3, 0.02, 0.4  # the last is greedy
+        for _ in range(8):
+            operation(state, slots, settings, all_slots=slots, scores=logits, logits=logits, by_entropy=by_entropy)
+        chosen[name] = state.tokens[:-1], state.logprobs[:-1]
+    for of, rows in (("wanted", slice(0, 2)), ("alone", slice(2, 4))):
+        for ours, wanted in zip(chosen["mixed"], chosen[of], strict=True):
+            assert torch.equal(ours[rows], wanted[rows]), of
+    assert not torch.equal(chosen["alone"][0][:2], chosen["mixed"][0][:2])
 
 
 def _wide(rows: int, vocab: int, padding: int, device: torch.device) -> torch.Tensor:
@@ -148,33 +174,46 @@ def penalize(device: torch.device) -> None:
         penalties.repetition[:3], penalties.presence[1:4], penalties.frequency[2:] = 1.3, 0.7, 0.11
         penalties.ngrams.copy_(torch.tensor([3, 1, 2, 4, 2, 0, 0]))
         penalties.min_lengths[:4] = torch.tensor([2, 40, 500, 0])
-        bans = _bans(state, device)
+        penalties.input_repetition.copy_(torch.tensor([1.0, 1.5, 0.8, 1.0, 1.2, 1.0, 1.0]))
+        rules = _rules(state, device)
         padded = torch.tensor([4, 2, rows, rows])
-        for slots, rules in itertools.product((torch.arange(rows), padded), (None, bans)):
+        wide = vocab > 50  # several parts
+        for slots, kinds in itertools.product((torch.arange(rows), padded), KINDS[wide * -3 :]):
             logits = _wide(len(slots), vocab, 14, device)[:, :vocab]
+            logits[:3, :40] = -torch.inf  # what is allowed of the first three is not likely at all
+            logits[:3, 70:71] = -torch.inf
             s = slots.int().to(device)
-            options = {"slots": s, "bans": rules, "log_probabilities": rules is None}
-            ours = penalize_kernel.penalize(logits, state, penalties, **options)
-            wanted = penalize_op.reference(logits, state, penalties, **options)
-            torch.testing.assert_close(ours, wanted, atol=1e-6 if rules else 2e-5, rtol=1e-6)
+            searches = torch.arange(len(slots)).int().view(-1, 2).to(device)  # one of them has a beam that goes on
+            for groups in (None, Groups(s.view(-1, 2), searches, rows, 8)):
+                options = {"slots": s, "rules": rules, "kinds": kinds, "groups": groups}
+                ours = penalize_kernel.penalize(logits, state, penalties, **options)
+                wanted = penalize_op.reference(logits, state, penalties, **options)
+                torch.testing.assert_close(ours, wanted, atol=2e-5 if groups else 1e-6, rtol=1e-6)
 
 
-def _bans(state: SequenceState, device: torch.device) -> TokenRules:
+# of the rules that a batch has, those that hold
+KINDS = ((BAN, SUPPRESS), (BIAS, SEEN), (ALLOW,), (FORCE, SUPPRESS, END), (BIAS, ALLOW, SUPPRESS),
+         (), (BAN, ALLOW), (BIAS, SEEN, BAN, FORCE, SUPPRESS, ALLOW))  # fmt: skip
+
+
+def _rules(state: SequenceState, device: torch.device) -> TokenRules:
     """Returns rules of all kinds: alone, at one place, behind one and two tokens, of which the second may differ, and
     behind twenty, some of which lie before the row."""
     rules, prefixes, memory = [], [], state.tokens.flatten()
-    for slot, kind in itertools.product(range(SLOTS), (BAN, SUPPRESS, BIAS)):
+    for slot, kind in itertools.product(range(SLOTS), range(7)):
+        if kind == FORCE and slot % 2:
+            continue
         length = int(state.lengths[slot])
         last, end = state.tokens[slot, max(length - 2, 0) : length].tolist(), slot * state.tokens.shape[1] + length
         for token, place, before in ((4, -1, []), (5, length, []), (6, length + 1, []), (70, -1, []), (8, -1, last),
-                                     (9, -1, last[-1:]), (10, -1, [last[-1] + 1]), (-1, -1, []),
+                                     (9, -1, last[-1:]), (10, -1, [last[-1] + 1]), (-1, -1, []), (4, -1, last),
                                      (11, -1, memory[max(end - 20, 0) : end].tolist())):  # fmt: skip
             prefixes += [(len(rules), len(before) - i, each) for i, each in enumerate(before)]
-            rules.append((slot, token + 20 * (kind == SUPPRESS), kind, place))
+            rules.append((slot, token + {SUPPRESS: 4, FORCE: 2}.get(kind, 0), kind, place))
     columns = lambda rows: torch.tensor(rows, dtype=torch.int32, device=device).T.contiguous()  # noqa: E731
     counts = torch.bincount(torch.tensor([rule for rule, *_ in prefixes]), minlength=len(rules)).int()
     where = (counts.cumsum(0).int() - counts).to(device), counts.to(device)
-    return TokenRules(*columns(rules), torch.zeros(len(rules), device=device), *where, *columns(prefixes))
+    return TokenRules(*columns(rules), torch.randn(len(rules)).to(device), *where, *columns(prefixes))
 
 
 def topk_logprobs(device: torch.device) -> None:

@@ -27,6 +27,7 @@ from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
 from vlm.ops import logits_processors
 from vlm.ops.beam_state import RowScores
+from vlm.ops.token_rules import BAN
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -197,7 +198,7 @@ def test_normalization_alone_leaves_other_settings_their_way():
     for num_beams in (1, 2):  # one token's choice does not see it
         params = SamplingParams(num_beams=num_beams, renormalize_logits=True, bad_words_ids=((3,),))
         _, _, needed = admitted([params], [[0]])
-        assert needed.only_bans and needed.normalizes == (num_beams > 1)
+        assert needed == logits_processors.Processing((BAN,), normalizes=num_beams > 1)
 
 
 def test_a_shortest_length_with_the_prompt():

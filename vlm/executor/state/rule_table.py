@@ -28,21 +28,31 @@ class PackedRules:
     prefixes: np.ndarray  # [3, p] int32: the rule's number, how far before its token, the token
 
     @classmethod
-    def from_words(cls, words: Items[Items[int]], kind: int, values: Items[float] = (), place: int = -1) -> PackedRules:
+    def from_words(cls, words: Items[Items[int]], kind: int, values: Items[float] = ()) -> PackedRules:
         """Packs rules of one kind about the last token of each word."""
-        count = len(words)
-        rules = np.zeros((4, count), np.int32)
-        rules[0] = [word[-1] for word in words]
-        rules[1], rules[2] = kind, place
-        if len(values):
-            rules[3] = np.asarray(values, np.float32).view(np.int32)
-        before = np.fromiter((len(word) - 1 for word in words), np.int64, count)
+        before = np.fromiter((len(word) - 1 for word in words), np.int64, len(words))
         ends, total = before.cumsum(), int(before.sum())
         prefixes = np.zeros((3, total), np.int32)
-        prefixes[0] = np.repeat(np.arange(count), before)
+        prefixes[0] = np.repeat(np.arange(len(words)), before)
         prefixes[1] = np.repeat(ends, before) - np.arange(total)
         prefixes[2] = np.fromiter((token for word in words for token in word[:-1]), np.int64, total)
+        rules = _columns([word[-1] for word in words], kind)
+        if len(values):
+            rules[3] = np.asarray(values, np.float32).view(np.int32)
         return cls(rules, prefixes)
+
+    @classmethod
+    def from_ngrams(cls, tokens: Items[int] | np.ndarray, kind: int, *, size: int = 1, place: int = -1) -> PackedRules:
+        """Packs rules of one kind about the last of each `size` tokens that stand together: of 1, about each token."""
+        if len(tokens) < size:
+            return cls(_columns((), kind), np.zeros((3, 0), np.int32))
+        ngrams = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens, np.int32), size)
+        count, before = len(ngrams), size - 1
+        prefixes = np.zeros((3, count * before), np.int32)
+        prefixes[0] = np.repeat(np.arange(count), before)
+        prefixes[1] = np.tile(np.arange(before, 0, -1), count)
+        prefixes[2] = ngrams[:, :-1].ravel()
+        return cls(_columns(ngrams[:, -1], kind, place), prefixes)
 
     @classmethod
     def joined(cls, parts: Iterable[PackedRules]) -> PackedRules:
@@ -56,6 +66,13 @@ class PackedRules:
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         return tuple(np.unique(self.rules[1]).tolist())
+
+
+def _columns(tokens: Items[int] | np.ndarray, kind: int, place: int = -1) -> np.ndarray:
+    """Returns the columns of rules of one kind without values."""
+    rules = np.zeros((4, len(tokens)), np.int32)
+    rules[0], rules[1], rules[2] = tokens, kind, place
+    return rules
 
 
 def rules_of(sequences: Items[Sequence], ends: Items[Items[int]]) -> list[PackedRules | None]:
@@ -97,10 +114,9 @@ def _of_sequence(sequence: Sequence) -> list[PackedRules]:
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
-        parts.append(PackedRules.from_words([(t,) for t in params.begin_suppress_tokens], SUPPRESS, place=place))
+        parts.append(PackedRules.from_ngrams(params.begin_suppress_tokens, SUPPRESS, place=place))
     if isinstance(params.forced_eos_token_id, tuple):
-        words = [(t,) for t in params.forced_eos_token_id]
-        parts.append(PackedRules.from_words(words, FORCE, place=sequence.max_length - 1))
+        parts.append(PackedRules.from_ngrams(params.forced_eos_token_id, FORCE, place=sequence.max_length - 1))
     if params.encoder_repetition_penalty != 1.0 or params.encoder_no_repeat_ngram_size:
         parts += _of_input(params, _input_ids(sequence))
     return parts
@@ -116,18 +132,17 @@ def _always(
     return PackedRules.joined((
         PackedRules.from_words([word for word, _ in biases], BIAS, [value for _, value in biases]),
         PackedRules.from_words(words, BAN),
-        PackedRules.from_words([(token,) for token in suppress_tokens], SUPPRESS),
-        PackedRules.from_words([(token,) for token in allowed_token_ids], ALLOW),
+        PackedRules.from_ngrams(suppress_tokens, SUPPRESS),
+        PackedRules.from_ngrams(allowed_token_ids, ALLOW),
     ))  # fmt: skip
 
 
 def _of_input(params: SamplingParams, ids: tuple[int, ...]) -> list[PackedRules]:
     parts, size = [], params.encoder_no_repeat_ngram_size
     if params.encoder_repetition_penalty != 1.0:
-        parts.append(PackedRules.from_words([(token,) for token in dict.fromkeys(ids)], SEEN))
-    if 0 < size <= len(ids):
-        ngrams = dict.fromkeys(zip(*(ids[i:] for i in range(size)), strict=False))
-        parts.append(PackedRules.from_words(list(ngrams), BAN))
+        parts.append(PackedRules.from_ngrams(np.unique(ids), SEEN))
+    if size:
+        parts.append(PackedRules.from_ngrams(ids, BAN, size=size))
     return parts
 
 

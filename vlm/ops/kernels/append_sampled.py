@@ -14,7 +14,7 @@ from vlm.ops.kernels.append_and_check_stop import append_and_check_stop
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.draw import drawn_of_all, drawn_of_top_k, noise, scaled
 from vlm.ops.kernels.jit import jit
-from vlm.ops.sample import LEAST_TEMPERATURE
+from vlm.ops.sample import LEAST_TEMPERATURE, log_probability, sample
 
 if TYPE_CHECKING:
     from vlm.ops.sample import SamplingState
@@ -136,6 +136,7 @@ def append_sampled(
     all_slots: Tensor,
     scores: Tensor,
     logits: Tensor,
+    by_entropy: bool = False,
 ) -> None:
     rows, vocab_size = scores.shape
     assert scores.stride(1) == logits.stride(1) == 1
@@ -151,6 +152,12 @@ def append_sampled(
         vocab_size, scores.stride(0), logits.stride(0), parts, PADDED=triton.next_power_of_2(parts),
         PART=PART, CHUNK=CHUNK, GROUP=GROUP, MOST=MOST, LEAST=LEAST_TEMPERATURE, num_warps=16,
     )  # fmt: skip
+    if by_entropy:
+        how = settings.rows(all_slots.long())
+        drawn = sample(scores, how, state.lengths[all_slots.long()], by_entropy=True)
+        # what others draw depends on no neighbour: torch's logarithms differ in the last place
+        token = torch.where(how.goes_by_entropy, drawn.int(), token)
+        logprob = torch.where(how.goes_by_entropy, log_probability(logits, drawn), logprob)
     append_and_check_stop(state, slots, token, logprob)
     _count_steps[(rows,)](
         all_slots, state.tokens, state.lengths, settings.top_p_reset_id, settings.decay_steps, state.tokens.shape[1],

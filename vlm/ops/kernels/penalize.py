@@ -1,8 +1,9 @@
-"""Penalties in two passes: each token of a row's history, and each rule, marks a place in the vocabulary, and each
-place looks at its mark."""
+"""Penalties and rules in two passes: each token of a row's history, and each rule, marks a place in the vocabulary, and
+each place looks at its mark."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,19 +11,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.apply_rules import stuck_searches
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.topk_logprobs import topk_logprobs
-from vlm.ops.token_rules import BAN, SUPPRESS
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, acting
 
 if TYPE_CHECKING:
+    from vlm.ops.beam_state import Groups
     from vlm.ops.penalty_state import PenaltyState
     from vlm.ops.sequence_state import SequenceState
     from vlm.ops.token_rules import TokenRules
 
 # tokens of a history, of the vocabulary, and before a rule's, that a program looks at together
 TILE, PART, PREFIX_TILE = 256, 2048, 16
-# a mark: how often the output has the token, below that whether the row has it at all, and whether it must not come
-OUTPUT, PRESENT, FORBIDDEN = (tl.constexpr(bits) for bits in ((1 << 29) - 1, 1 << 29, 1 << 30))
+# a mark: how often the output has the token, above that whether the row has it at all, and a bit for each kind of rule
+OUTPUT, PRESENT, RULE = tl.constexpr((1 << 23) - 1), tl.constexpr(1 << 23), tl.constexpr(1 << 24)
+BIASED, READ, FORBIDDEN, FORCED, NEVER, ALLOWED = (
+    tl.constexpr(RULE.value << kind) for kind in (BIAS, SEEN, BAN, FORCE, SUPPRESS, ALLOW)
+)
+LEFT = tl.constexpr(1)  # of a row: something else than -inf
 
 
 @dependent
@@ -57,16 +65,17 @@ def _mark(
 
 
 @dependent
-def _ban(
-    marks_ptr, slots_ptr, tokens_ptr, lengths_ptr, rule_slots_ptr, rule_tokens_ptr, kinds_ptr, places_ptr,
-    first_ptr, count_ptr, backs_ptr, prefix_tokens_ptr, R, V, width, ROWS: tl.constexpr, TILE: tl.constexpr,
-    BAN: tl.constexpr, SUPPRESS: tl.constexpr,
+def _rule(
+    marks_ptr, rows_ptr, biases_ptr, slots_ptr, tokens_ptr, lengths_ptr, rule_slots_ptr, rule_tokens_ptr, kinds_ptr,
+    places_ptr, values_ptr, first_ptr, count_ptr, backs_ptr, prefix_tokens_ptr, acting, R, V, width,
+    ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
     rule = tl.program_id(0)
     token, kind = tl.load(rule_tokens_ptr + rule), tl.load(kinds_ptr + rule)
-    if (token >= 0) & (token < V) & ((kind == BAN) | (kind == SUPPRESS)):
+    bit = RULE << tl.maximum(kind, 0)
+    if (token >= 0) & (token < V) & ((acting & bit) != 0):
         slot, place, r = tl.load(rule_slots_ptr + rule), tl.load(places_ptr + rule), tl.arange(0, ROWS)
         here = tl.load(slots_ptr + r, mask=r < R, other=-1) == slot
         row = tl.sum(tl.where(here, r + 1, 0)) - 1  # pyright: ignore[reportOperatorIssue]
@@ -80,30 +89,64 @@ def _ban(
             stands = tl.load(tokens_ptr + slot.to(tl.int64) * width + at, mask=own & (at >= 0), other=-1)
             missing += tl.sum((own & (stands != tl.load(prefix_tokens_ptr + i, mask=own, other=-1))).to(tl.int32))
         if missing == 0:
-            tl.atomic_or(marks_ptr + tl.cast(row, tl.int64) * V + token, FORBIDDEN)
+            at = tl.cast(row, tl.int64) * V + token
+            if bit == BIASED:
+                tl.atomic_add(biases_ptr + at, tl.load(values_ptr + rule))
+            else:
+                tl.atomic_or(marks_ptr + at, bit)
+                if (bit == ALLOWED) | (bit == FORCED):
+                    tl.atomic_or(rows_ptr + row, bit)
+
+
+@jit
+def _weighed(x, mark, repetition):
+    """Weighs what the row has: likelier scores become smaller, others larger."""
+    penalized = tl.where(x > 0, tl.div_rn(x, tl.broadcast_to(repetition, x.shape)), x * repetition)
+    return tl.where((mark & PRESENT) != 0, penalized, x)
 
 
 @dependent
 def _apply(
-    logits_ptr, norm_ptr, marks_ptr, scores_ptr, slots_ptr, repetition_ptr, presence_ptr, frequency_ptr, V, stride,
-    NORMALIZES: tl.constexpr, PART: tl.constexpr,
+    logits_ptr, norm_ptr, marks_ptr, rows_ptr, biases_ptr, scores_ptr, slots_ptr, seen_ptr, repetition_ptr,
+    presence_ptr, frequency_ptr, V, stride, acting, NORMALIZES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * PART + tl.arange(0, PART)
     slot = tl.load(slots_ptr + row)
-    repetition = tl.load(repetition_ptr + slot)
     x = tl.load(logits_ptr + row * stride + i, mask=i < V, other=0.0).to(tl.float32)
     if NORMALIZES:
         x -= tl.load(norm_ptr + row)
     mark = tl.load(marks_ptr + row * V + i, mask=i < V, other=0)
-    penalized = tl.where(x > 0, tl.div_rn(x, tl.broadcast_to(repetition, x.shape)), x * repetition)
-    x = tl.where((mark & PRESENT) != 0, penalized, x)
+    if (acting & BIASED) != 0:
+        x += tl.load(biases_ptr + row * V + i, mask=i < V, other=0.0)
+    if (acting & READ) != 0:
+        seen = tl.broadcast_to(tl.load(seen_ptr + slot), x.shape)
+        x = tl.where((mark & READ) != 0, tl.where(x < 0, tl.div_rn(x, seen), x * seen), x)
+    x = _weighed(x, mark, tl.load(repetition_ptr + slot))
     count = (mark & OUTPUT).to(tl.float32)
     x = x - tl.where(count > 0, tl.load(presence_ptr + slot), 0.0)
     x = x - tl.load(frequency_ptr + slot) * count
-    tl.store(scores_ptr + row * V + i, tl.where((mark & FORBIDDEN) != 0, -float("inf"), x), mask=i < V)
+    x = tl.where((mark & FORBIDDEN) != 0, -float("inf"), x)
+    if (acting & (ALLOWED | FORCED)) != 0:
+        kinds = tl.load(rows_ptr + row)
+        x = tl.where(((kinds & ALLOWED) != 0) & ((mark & ALLOWED) == 0), -float("inf"), x)
+        if tl.max(((i < V) & (x != -float("inf"))).to(tl.int32)) > 0:  # pyright: ignore[reportOperatorIssue]
+            tl.atomic_or(rows_ptr + row, LEFT)
+        x = tl.where((kinds & FORCED) != 0, tl.where((mark & FORCED) != 0, 0.0, -float("inf")), x)
+    tl.store(scores_ptr + row * V + i, tl.where((mark & NEVER) != 0, -float("inf"), x), mask=i < V)
+
+
+@dependent
+def _free(scores_ptr, marks_ptr, rows_ptr, stuck_ptr, V, PART: tl.constexpr):
+    let_next_start()
+    wait_for_inputs()
+    row = tl.program_id(0).to(tl.int64)
+    if (tl.load(stuck_ptr + row) != 0) & ((tl.load(rows_ptr + row) & FORCED) == 0):
+        i = tl.program_id(1) * PART + tl.arange(0, PART)
+        mark = tl.load(marks_ptr + row * V + i, mask=i < V, other=0)
+        tl.store(scores_ptr + row * V + i, 0.0, mask=(i < V) & ((mark & (ALLOWED | NEVER)) == ALLOWED))
 
 
 def penalize(
@@ -112,13 +155,18 @@ def penalize(
     penalties: PenaltyState,
     *,
     slots: Tensor,
-    bans: TokenRules | None = None,
-    log_probabilities: bool = False,
+    rules: TokenRules | None = None,
+    kinds: Collection[int] = (),
+    groups: Groups | None = None,
 ) -> Tensor:
     rows, vocab_size = logits.shape
-    normalizer = topk_logprobs(logits, 0)[2] if log_probabilities else logits  # logits: not read
+    normalizer = logits if groups is None else topk_logprobs(logits, 0)[2]  # logits: not read
     assert logits.stride(1) == 1
-    marks = torch.zeros((rows, vocab_size), dtype=torch.int32, device=logits.device)
+    kinds = acting(kinds) if rules is not None else set()
+    size = rows * vocab_size
+    zeros = torch.zeros(size + rows + size * (BIAS in kinds), dtype=torch.int32, device=logits.device)
+    marks, of_rows, biases = zeros[:size], zeros[size : size + rows], zeros[size + rows :].view(torch.float32)
+    bits = sum(RULE.value << kind for kind in kinds)
     scores = torch.empty((rows, vocab_size), dtype=torch.float32, device=logits.device)
     width = state.tokens.shape[1]
     _mark[(rows, triton.cdiv(width, TILE))](
@@ -126,14 +174,20 @@ def penalize(
         penalties.presence, penalties.frequency, penalties.min_lengths, penalties.ngrams, vocab_size, width,
         STOPS=state.stop_ids.shape[1], TILE=TILE, num_warps=4,
     )  # fmt: skip
-    if bans is not None:
-        _ban[(len(bans.tokens),)](
-            marks, slots, state.tokens, state.lengths, bans.slots, bans.tokens, bans.kinds, bans.places,
-            bans.first_prefixes, bans.num_prefixes, bans.prefix_backs, bans.prefix_tokens, rows, vocab_size, width,
-            ROWS=triton.next_power_of_2(rows), TILE=PREFIX_TILE, BAN=BAN, SUPPRESS=SUPPRESS, num_warps=1,
+    if rules is not None and kinds:
+        _rule[(len(rules.tokens),)](
+            marks, of_rows, biases, slots, state.tokens, state.lengths, rules.slots, rules.tokens, rules.kinds,
+            rules.places, rules.values, rules.first_prefixes, rules.num_prefixes, rules.prefix_backs,
+            rules.prefix_tokens, bits, rows, vocab_size, width,
+            ROWS=triton.next_power_of_2(rows), TILE=PREFIX_TILE, num_warps=1,
         )  # fmt: skip
-    _apply[(rows, triton.cdiv(vocab_size, PART))](
-        logits, normalizer, marks, scores, slots, penalties.repetition, penalties.presence, penalties.frequency,
-        vocab_size, logits.stride(0), NORMALIZES=log_probabilities, PART=PART, num_warps=4,
+    parts = triton.cdiv(vocab_size, PART)
+    _apply[(rows, parts)](
+        logits, normalizer, marks, of_rows, biases, scores, slots, penalties.input_repetition, penalties.repetition,
+        penalties.presence, penalties.frequency, vocab_size, logits.stride(0), bits,
+        NORMALIZES=groups is not None, PART=PART, num_warps=4,
     )  # fmt: skip
+    if ALLOW in kinds:
+        stuck = stuck_searches((of_rows & LEFT.value) == 0, groups)
+        _free[(rows, parts)](scores, marks, of_rows, stuck, vocab_size, PART=PART, num_warps=4)
     return scores
