@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import statistics
 import time
 from collections import defaultdict
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=32, help="of a prompt (default 32)")
     parser.add_argument("--new-tokens", type=int, default=1, help="with more the table is of all of them (default 1)")
+    parser.add_argument("--settings", type=json.loads, default={}, metavar="JSON", help="of generation")
     parser.add_argument("--random", type=Path, metavar="FOLDER")
     parser.add_argument("--dtype", default="float16", help="of random weights (default float16)")
     parser.add_argument("--runs", type=int, default=20)
@@ -136,7 +138,7 @@ def main() -> None:
         inputs = [prompt_of(pipeline, args.tokens, generator) for _ in range(args.prompts)]
         clock.begin()
         began = time.perf_counter()
-        pipeline.generate(inputs, max_new_tokens=args.new_tokens, ignore_eos=True)
+        pipeline.generate(inputs, max_new_tokens=args.new_tokens, ignore_eos=True, **args.settings)
         total = time.perf_counter() - began
         spans = clock.spans(pipeline.llm.encoders.timer) | {"all": [(0.0, total)]}
         for stage, times in spans.items() if run >= 5 else ():

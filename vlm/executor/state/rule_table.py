@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,6 +24,7 @@ class PackedRules:
 
     rules: np.ndarray  # [4, n] int32: token, kind, place, value (bits)
     prefixes: np.ndarray  # [3, p] int32: the rule's number, how far before its token, the token
+    kinds: frozenset[int]
 
     @classmethod
     def from_words(cls, words: Items[Items[int]], kind: int, values: Items[float] = ()) -> PackedRules:
@@ -39,33 +38,25 @@ class PackedRules:
         rules = _columns([word[-1] for word in words], kind)
         if len(values):
             rules[3] = np.asarray(values, np.float32).view(np.int32)
-        return cls(rules, prefixes)
+        return cls(rules, prefixes, frozenset((kind,) if words else ()))
 
     @classmethod
-    def from_ngrams(cls, tokens: Items[int] | np.ndarray, kind: int, *, size: int = 1, place: int = -1) -> PackedRules:
+    def from_ngrams(cls, tokens: Items[int], kind: int, *, size: int = 1, place: int = -1) -> PackedRules:
         """Packs rules of one kind about the last of each `size` tokens that stand together: of 1, about each token."""
-        if len(tokens) < size:
-            return cls(_columns((), kind), np.zeros((3, 0), np.int32))
-        ngrams = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens, np.int32), size)
-        count, before = len(ngrams), size - 1
-        prefixes = np.zeros((3, count * before), np.int32)
-        prefixes[0] = np.repeat(np.arange(count), before)
-        prefixes[1] = np.tile(np.arange(before, 0, -1), count)
-        prefixes[2] = ngrams[:, :-1].ravel()
-        return cls(_columns(ngrams[:, -1], kind, place), prefixes)
+        count = max(len(tokens) - size + 1, 0)
+        numbers, backs, before = _places(count, size - 1)
+        ids = np.array(tokens, np.int32)
+        prefixes = np.stack((numbers, backs, ids[before]))
+        return cls(_columns(ids[len(ids) - count :], kind, place), prefixes, frozenset((kind,) if count else ()))
 
     @classmethod
-    def joined(cls, parts: Iterable[PackedRules]) -> PackedRules:
-        parts = list(parts)
+    def joined(cls, parts: Items[PackedRules]) -> PackedRules:
         counts = np.array([part.rules.shape[1] for part in parts])
         prefixes = np.concatenate([part.prefixes for part in parts], 1)
         firsts = (counts.cumsum() - counts).astype(np.int32)  # of each part's rules
         prefixes[0] += np.repeat(firsts, [part.prefixes.shape[1] for part in parts])
-        return cls(np.concatenate([part.rules for part in parts], 1), prefixes)
-
-    @cached_property
-    def kinds(self) -> tuple[int, ...]:
-        return tuple(np.unique(self.rules[1]).tolist())
+        kinds = frozenset().union(*(part.kinds for part in parts))
+        return cls(np.concatenate([part.rules for part in parts], 1), prefixes, kinds)
 
 
 def _columns(tokens: Items[int] | np.ndarray, kind: int, place: int = -1) -> np.ndarray:
@@ -73,6 +64,15 @@ def _columns(tokens: Items[int] | np.ndarray, kind: int, place: int = -1) -> np.
     rules = np.zeros((4, len(tokens)), np.int32)
     rules[0], rules[1], rules[2] = tokens, kind, place
     return rules
+
+
+@functools.lru_cache(maxsize=64)
+def _places(count: int, before: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns of the tokens before those of `count` rules, so many each, the rule's number, how far before its token
+    they stand and where in the whole: [count * before] int32 each."""
+    numbers = np.repeat(np.arange(count, dtype=np.int32), before)
+    backs = np.tile(np.arange(before, 0, -1, dtype=np.int32), count)
+    return numbers, backs, numbers + before - backs
 
 
 def rules_of(sequences: Items[Sequence], ends: Items[Items[int]]) -> list[PackedRules | None]:
@@ -92,20 +92,18 @@ def rules_of(sequences: Items[Sequence], ends: Items[Items[int]]) -> list[Packed
 
 def _of_settings(params: SamplingParams, ends: tuple[int, ...]) -> PackedRules | None:
     """Returns the rules that hold at every place, if there are any."""
-    if not params.names_tokens and not params.ends_beams:
-        return None
     # a sequence has one bias, the last, as Hugging Face has it
     biases = (*dict(params.sequence_bias).items(), *(((token,), value) for token, value in params.logit_bias))
-    always = _always(
+    rules = _always(
         bad_words=params.bad_words_ids,
         biases=biases,
         suppress_tokens=params.suppress_tokens,
         allowed_token_ids=params.allowed_token_ids,
         ends=ends,
     )
-    if not params.ends_beams:
-        return always
-    return PackedRules.joined((PackedRules.from_words(params.stop_words_ids, END), always))
+    if params.ends_beams:
+        rules = PackedRules.joined((PackedRules.from_words(params.stop_words_ids, END), rules))
+    return rules if rules.kinds else None
 
 
 def _of_sequence(sequence: Sequence) -> list[PackedRules]:
@@ -140,7 +138,7 @@ def _always(
 def _of_input(params: SamplingParams, ids: tuple[int, ...]) -> list[PackedRules]:
     parts, size = [], params.encoder_no_repeat_ngram_size
     if params.encoder_repetition_penalty != 1.0:
-        parts.append(PackedRules.from_ngrams(np.unique(ids), SEEN))
+        parts.append(PackedRules.from_ngrams([*set(ids)], SEEN))
     if size:
         parts.append(PackedRules.from_ngrams(ids, BAN, size=size))
     return parts
