@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.inputs.packing import power_of_two
+from vlm.executor.inputs.upload import upload
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -44,9 +45,9 @@ class PackedRules:
     def from_ngrams(cls, tokens: Items[int], kind: int, *, size: int = 1, place: int = -1) -> PackedRules:
         """Packs rules of one kind about the last of each `size` tokens that stand together: of 1, about each token."""
         count = max(len(tokens) - size + 1, 0)
-        numbers, backs, before = _places(count, size - 1)
-        ids = np.array(tokens, np.int32)
-        prefixes = np.stack((numbers, backs, ids[before]))
+        ids, (numbers, backs, before) = np.array(tokens, np.int32), _places(count, size - 1)
+        prefixes = np.empty((3, len(numbers)), np.int32)
+        prefixes[0], prefixes[1], prefixes[2] = numbers, backs, ids[before]
         return cls(_columns(ids[len(ids) - count :], kind, place), prefixes, frozenset((kind,) if count else ()))
 
     @classmethod
@@ -112,9 +113,9 @@ def _of_sequence(sequence: Sequence) -> list[PackedRules]:
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
-        parts.append(PackedRules.from_ngrams(params.begin_suppress_tokens, SUPPRESS, place=place))
+        parts.append(_at(place, params.begin_suppress_tokens, SUPPRESS))
     if isinstance(params.forced_eos_token_id, tuple):
-        parts.append(PackedRules.from_ngrams(params.forced_eos_token_id, FORCE, place=sequence.max_length - 1))
+        parts.append(_at(sequence.max_length - 1, params.forced_eos_token_id, FORCE))
     if params.encoder_repetition_penalty != 1.0 or params.encoder_no_repeat_ngram_size:
         parts += _of_input(params, _input_ids(sequence))
     return parts
@@ -133,6 +134,12 @@ def _always(
         PackedRules.from_ngrams(suppress_tokens, SUPPRESS),
         PackedRules.from_ngrams(allowed_token_ids, ALLOW),
     ))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _at(place: int, tokens: tuple[int, ...], kind: int) -> PackedRules:
+    """Returns rules about tokens that hold at one place."""
+    return PackedRules.from_ngrams(tokens, kind, place=place)
 
 
 def _of_input(params: SamplingParams, ids: tuple[int, ...]) -> list[PackedRules]:
@@ -180,15 +187,17 @@ class RuleTable:
         if count > self.capacity[0] or prefixes > self.capacity[1]:
             self._allocate(_room(count, self.capacity[0]), _room(prefixes, self.capacity[1]))
         capacity = self.capacity
-        rules = np.tile(np.array([[self.padding_slot], [-1], [-1], [-1], [0], [0], [0]], np.int32), capacity[0])
+        rules = np.empty((7, capacity[0]), np.int32)
+        rules[:] = np.array([self.padding_slot, -1, -1, -1, 0, 0, 0])[:, None]
         rules[0, :count] = np.repeat(np.fromiter(self._by_slot, np.int32), counts)
         rules[1:5, :count] = table.rules
         before = np.bincount(table.prefixes[0], minlength=count)
         rules[5, :count], rules[6, :count] = before.cumsum() - before, before
-        rest = np.tile(np.array([[capacity[0]], [0], [0]], np.int32), capacity[1])
+        rest = np.empty((3, capacity[1]), np.int32)
+        rest[:] = np.array([capacity[0], 0, 0])[:, None]
         rest[:, :prefixes] = table.prefixes
-        for target, source in ((self._rules, rules), (self._prefixes, rest)):
-            target.copy_(torch.from_numpy(source).to(self.device, non_blocking=True))
+        for target, source in zip((self._rules, self._prefixes), upload([rules, rest], self.device), strict=True):
+            target.copy_(source)
 
     def _allocate(self, rules: int, prefixes: int) -> None:
         new = lambda rows, size: torch.zeros((rows, size), dtype=torch.int32, device=self.device)  # noqa: E731
