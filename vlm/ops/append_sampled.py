@@ -17,10 +17,10 @@ def reference(
     all_slots: Tensor,
     scores: Tensor,
     logits: Tensor,
-    by_entropy: bool = False,
+    by_entropy: int = 0,
 ) -> None:
     s = all_slots.long()
-    token = sample(scores, settings.rows(s), state.lengths[s], by_entropy=by_entropy)
+    token = sample(scores, settings.rows(s), state.lengths[s], by_entropy=by_entropy > 0)
     append_and_check_stop(state, slots, token, log_probability(logits, token))
     settings.after(s, state)
 
@@ -33,11 +33,11 @@ def append_sampled(
     all_slots: Tensor,
     scores: Tensor,
     logits: Tensor,
-    by_entropy: bool = False,
+    by_entropy: int = 0,
 ) -> None:
     """Appends a token drawn by scores[r] [V] to slot slots[r], with its log-probability under logits[r] [V]; all else
     as `append_and_check_stop`. Settings and places are those of all_slots[r], which is no padding where slots[r] is;
-    `by_entropy`: some rows have filters of vlm.ops.entropy_filters."""
+    `by_entropy`: so many rows at most have filters of vlm.ops.entropy_filters."""
     if logits.is_cuda:
         from vlm.ops.kernels.append_sampled import append_sampled as operation
     else:

@@ -201,6 +201,14 @@ def test_normalization_alone_leaves_other_settings_their_way():
         assert needed == logits_processors.Processing((BAN,), normalizes=num_beams > 1)
 
 
+def test_rows_that_draw_by_entropy_are_counted():
+    """They alone go through torch, up to a power of two."""
+    draws = SamplingParams(typical_p=0.9, temperature=1.0)
+    for params, want in (([draws], 1), ([draws, SamplingParams()] * 3, 4), ([SamplingParams(typical_p=0.9)] * 2, 0)):
+        _, sequences, _ = admitted(params, [[0]] * len(params))
+        assert SamplingPlan.from_sequences(sequences).filtered == want
+
+
 def test_a_shortest_length_with_the_prompt():
     params = [SamplingParams(min_length=n) for n in (3, 4, 0)]
     processors = [MinLengthLogitsProcessor(n, torch.tensor([2, 8, 11])) for n in (3, 4, 0)]

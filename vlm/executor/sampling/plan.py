@@ -30,7 +30,7 @@ class SamplingPlan:
     top: bool = False  # are the likeliest tokens kept?
     processing: Processing = PLAIN
     logits: bool = False  # are logits kept?
-    filtered: bool = False  # does a draw go by entropy or by probabilities alone?
+    filtered: int = 0  # rows that draw by entropy or by probabilities alone, rounded up
     drafts: int = 0  # tokens proposed for each row
 
     @classmethod
@@ -44,7 +44,7 @@ class SamplingPlan:
             how = "process" if any(p.needs_processors for p in single) else "sample" if samples else "greedy"
         common = {
             "top": any(p.top_logprobs for p in single), "processing": _processing(sequences, settings),
-            "filtered": any(p.filtered for p in single), "logits": any(p.returns_logits for p in single),
+            "filtered": _rows_that_filter(settings), "logits": any(p.returns_logits for p in single),
             "drafts": drafts,
         }  # fmt: skip
         if not searches:
@@ -57,6 +57,11 @@ class SamplingPlan:
 
 def _rounded(number: int, exact: int) -> int:
     return number if number <= exact else power_of_two(number)
+
+
+def _rows_that_filter(settings: SharedSettings) -> int:
+    count = sum(settings.each(lambda p: p.filtered)) if settings.any(lambda p: p.filtered) else 0
+    return power_of_two(count) if count else 0
 
 
 def _processing(sequences: list[Sequence], settings: SharedSettings) -> Processing:

@@ -136,7 +136,7 @@ def append_sampled(
     all_slots: Tensor,
     scores: Tensor,
     logits: Tensor,
-    by_entropy: bool = False,
+    by_entropy: int = 0,
 ) -> None:
     rows, vocab_size = scores.shape
     assert scores.stride(1) == logits.stride(1) == 1
@@ -153,16 +153,35 @@ def append_sampled(
         PART=PART, CHUNK=CHUNK, GROUP=GROUP, MOST=MOST, LEAST=LEAST_TEMPERATURE, num_warps=16,
     )  # fmt: skip
     if by_entropy:
-        how = settings.rows(all_slots.long())
-        drawn = sample(scores, how, state.lengths[all_slots.long()], by_entropy=True)
-        # what others draw depends on no neighbour: torch's logarithms differ in the last place
-        token = torch.where(how.goes_by_entropy, drawn.int(), token)
-        logprob = torch.where(how.goes_by_entropy, log_probability(logits, drawn), logprob)
+        _draw_by_entropy(
+            state, settings, all_slots.long(), scores=scores, logits=logits, rows=by_entropy, token=token,
+            logprob=logprob,
+        )  # fmt: skip
     append_and_check_stop(state, slots, token, logprob)
     _count_steps[(rows,)](
         all_slots, state.tokens, state.lengths, settings.top_p_reset_id, settings.decay_steps, state.tokens.shape[1],
         num_warps=1,
     )  # fmt: skip
+
+
+def _draw_by_entropy(
+    state: SequenceState,
+    settings: SamplingState,
+    slots: Tensor,
+    *,
+    scores: Tensor,
+    logits: Tensor,
+    rows: int,
+    token: Tensor,
+    logprob: Tensor,
+) -> None:
+    """Draws anew, by torch, for those of the `slots` [R] int64 that go by entropy, at most `rows`, into `token` [R] and
+    `logprob` [R]. What others draw depends on no such neighbour: torch's logarithms differ in the last place."""
+    first = settings.rows(slots).goes_by_entropy.int().argsort(descending=True, stable=True)[:rows]
+    how, slots = settings.rows(slots[first]), slots[first]
+    drawn = sample(scores[first], how, state.lengths[slots], by_entropy=True)
+    token[first] = torch.where(how.goes_by_entropy, drawn.int(), token[first])
+    logprob[first] = torch.where(how.goes_by_entropy, log_probability(logits[first], drawn), logprob[first])
 
 
 class _Parts(NamedTuple):
