@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.beam_state import Groups
-from vlm.ops.penalize import NGRAM, inside, penalize
+from vlm.ops.penalize import inside, penalize
 from vlm.ops.penalty_state import PenaltyState
 from vlm.ops.sequence_state import SequenceState
 from vlm.ops.token_rules import SUPPRESS, TokenRules, row_rules
@@ -21,10 +21,9 @@ from vlm.ops.token_rules import SUPPRESS, TokenRules, row_rules
 
 @dataclass(frozen=True)
 class Processing:
-    """What a batch needs beyond penalties, short n-grams and shortest lengths. Known to the host, part of a graph."""
+    """What a batch needs beyond penalties, n-grams and shortest lengths. Known to the host, part of a graph."""
 
     rules: tuple[int, ...] = ()  # kinds of rules about tokens
-    ngrams: int = NGRAM  # size of the longest n-gram
     cleans: bool = False  # invalid values become finite
     decays: bool = False  # ends get likelier
     normalizes: bool = False  # chances of some beams add up to 1 again, behind all else
@@ -47,8 +46,7 @@ def apply(
     alters = processing.cleans or processing.decays
     last = {SUPPRESS} if alters else set()  # behind what alters scores
     scores = penalize(
-        logits, state, penalties, slots=slots, longest=processing.ngrams, rules=rules,
-        kinds={*processing.rules} - last, groups=groups,
+        logits, state, penalties, slots=slots, rules=rules, kinds={*processing.rules} - last, groups=groups,
     )  # fmt: skip
     if not alters:
         return scores

@@ -18,8 +18,6 @@ from vlm.ops.penalty_state import PenaltyState
 from vlm.ops.sequence_state import SequenceState
 from vlm.ops.token_rules import TokenRules, acting, row_rules
 
-NGRAM = 8  # n-grams up to this size are looked for in any case
-
 
 def reference(
     logits: Tensor,
@@ -27,17 +25,16 @@ def reference(
     penalties: PenaltyState,
     *,
     slots: Tensor,
-    longest: int = NGRAM,
     rules: TokenRules | None = None,
     kinds: Collection[int] = (),
     groups: Groups | None = None,
 ) -> Tensor:
     scores, s = logits.float() if groups is None else logits.float().log_softmax(-1), slots.long()
     if rules is None or not acting(kinds):
-        return _penalties(scores, state, penalties, s, longest)
+        return _penalties(scores, state, penalties, s)
     of_rows = row_rules(rules, state, s, logits.shape[1])
     scores = favoured(scores, of_rows, kinds, penalties.input_repetition[s][:, None])
-    scores = _penalties(scores, state, penalties, s, longest)
+    scores = _penalties(scores, state, penalties, s)
     return restricted(scores, of_rows, kinds, groups)
 
 
@@ -47,19 +44,18 @@ def penalize(
     penalties: PenaltyState,
     *,
     slots: Tensor,
-    longest: int = NGRAM,
     rules: TokenRules | None = None,
     kinds: Collection[int] = (),
     groups: Groups | None = None,
 ) -> Tensor:
-    """Takes logits [R, V] of the rows `slots` [R] int32 -> float32 [R, V], with what is forbidden at -inf; `longest`:
-    the size of the longest n-gram that must not come again; `kinds`: of rules, those that hold; `groups`: the rows are
-    beams of searches, whose log-probabilities are penalized as in Hugging Face's."""
+    """Takes logits [R, V] of the rows `slots` [R] int32 -> float32 [R, V], with what is forbidden at -inf; `kinds`:
+    of rules, those that hold; `groups`: the rows are beams of searches, whose log-probabilities are penalized as in
+    Hugging Face's."""
     if logits.is_cuda:
         from vlm.ops.kernels.penalize import penalize as kernel
 
         return kernel(logits, state, penalties, slots=slots, rules=rules, kinds=kinds, groups=groups)
-    return reference(logits, state, penalties, slots=slots, longest=longest, rules=rules, kinds=kinds, groups=groups)
+    return reference(logits, state, penalties, slots=slots, rules=rules, kinds=kinds, groups=groups)
 
 
 def inside(ids: Tensor, vocab_size: int) -> Tensor:
@@ -67,7 +63,7 @@ def inside(ids: Tensor, vocab_size: int) -> Tensor:
     return torch.where((ids >= 0) & (ids < vocab_size), ids, vocab_size)
 
 
-def _penalties(scores: Tensor, state: SequenceState, penalties: PenaltyState, s: Tensor, longest: int) -> Tensor:
+def _penalties(scores: Tensor, state: SequenceState, penalties: PenaltyState, s: Tensor) -> Tensor:
     """Penalizes scores [R, V] float32 of the rows `s` [R] int64 by their own tokens."""
     nothing = scores.shape[1]  # a column of its own is where what has no score lies
     scores = torch.nn.functional.pad(scores, (0, 1))
@@ -78,7 +74,7 @@ def _penalties(scores: Tensor, state: SequenceState, penalties: PenaltyState, s:
     scores.scatter_(1, history, _penalized(scores.gather(1, history), history, is_output, nothing, penalties, s))
     ends = inside(state.stop_ids[s].long(), nothing)
     for ids, holds in (
-        (history, _repeats(tokens, length, penalties.ngrams[s][:, None], longest)),
+        (history, _repeats(tokens, length, penalties.ngrams[s][:, None])),
         (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
     ):
         scores.scatter_(1, torch.where(holds, ids, nothing), NEVER)
@@ -97,11 +93,11 @@ def _penalized(
     return scores - of(penalties.presence) * (count > 0) - of(penalties.frequency) * count
 
 
-def _repeats(tokens: Tensor, length: Tensor, n: Tensor, longest: int) -> Tensor:
+def _repeats(tokens: Tensor, length: Tensor, n: Tensor) -> Tensor:
     """Marks the tokens of a history [R, T] before which the n - 1 tokens stand that end it."""
     at = torch.arange(tokens.shape[1], device=tokens.device)[None]
     holds = (n > 0) & (at < length) & (at >= n - 1)
-    for back in range(1, longest):
+    for back in range(1, int(n.max())):
         earlier = tokens.gather(1, (at - back).clamp(min=0).expand(len(tokens), -1))
         tail = tokens.gather(1, (length - back).clamp(min=0).long())
         holds = holds & ((earlier == tail) | (back >= n))

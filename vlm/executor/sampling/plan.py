@@ -9,7 +9,6 @@ import torch
 from vlm.executor.inputs.packing import power_of_two
 from vlm.ops.beam_state import Groups
 from vlm.ops.logits_processors import PLAIN, Processing
-from vlm.ops.penalize import NGRAM
 from vlm.requests.sampling_params import SharedSettings
 from vlm.requests.sequence import Sequence
 
@@ -65,11 +64,8 @@ def _rows_that_filter(settings: SharedSettings) -> int:
 
 
 def _processing(sequences: list[Sequence], settings: SharedSettings) -> Processing:
-    repeats = settings.any(lambda p: p.no_repeat_ngram_size > NGRAM)
-    longest = max(s.ngram_size for s in sequences) if repeats else 0
     return Processing(
         tuple(sorted({kind for s in sequences for kind in s.rule_kinds})),
-        NGRAM if longest <= NGRAM else power_of_two(longest),
         cleans=settings.any(lambda p: p.remove_invalid_values),
         decays=settings.any(lambda p: p.exponential_decay_length_penalty),
         normalizes=settings.any(lambda p: p.renormalize_logits and p.num_beams > 1),
