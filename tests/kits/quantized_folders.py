@@ -17,7 +17,7 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.layers.quant.methods import quantization_of
-from vlm.registry.quantized_weights import quantized
+from vlm.registry.weights.quantized import quantized
 
 FOLDERS = ROOT / "tests" / "quantized"  # of tests/kits/quantizers.py
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.answers.donut_json import to_json
 from visual_engines.families.nougat import ENCODER, TOKENS, decoder_shape, is_swin_and_mbart
-from vlm.registry.image_transforms import Settings
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.transforms import Settings
 from vlm.registry.spec import FamilySpec, Role
 from vlm.registry.tasks import QUESTION, TaskPrompts
 from vlm.registry.tokenizer_rules import TokenizerRules

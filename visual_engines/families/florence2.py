@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from visual_engines.answers.florence2_answers import answer
 from visual_engines.families.florence2_layout import is_remote
 from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
-from vlm.registry.image_shapes import as_it_is
-from vlm.registry.image_transforms import Settings
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.shapes import as_it_is
+from vlm.registry.images.transforms import Settings
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 from vlm.registry.tasks import QUESTION, PromptTasks
 from vlm.registry.tokenizer_rules import TokenizerRules

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.answers.doctags import is_tag
 from visual_engines.answers.doctags_markdown import to_markdown
-from vlm.registry.image_shapes import as_it_is
-from vlm.registry.image_transforms import Settings, Transform, transform_by
-from vlm.registry.images import ImageProcessorSpec, largest
+from vlm.registry.images.processor import ImageProcessorSpec, largest
+from vlm.registry.images.shapes import as_it_is
+from vlm.registry.images.transforms import Settings, Transform, transform_by
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 from vlm.registry.tokenizer_rules import TokenizerRules
 

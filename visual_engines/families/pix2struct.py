@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import shown
-from vlm.registry.image_shapes import as_it_is
-from vlm.registry.image_transforms import Settings, Transform, transform_by
-from vlm.registry.images import ImageProcessorSpec, QuestionUse, largest
+from vlm.registry.images.processor import ImageProcessorSpec, QuestionUse, largest
+from vlm.registry.images.shapes import as_it_is
+from vlm.registry.images.transforms import Settings, Transform, transform_by
 from vlm.registry.spec import FamilySpec, Role
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm.registry.image_shapes import as_it_is
-from vlm.registry.image_transforms import Settings, Transform, transformers_class
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.shapes import as_it_is
+from vlm.registry.images.transforms import Settings, Transform, transformers_class
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 BEGIN, END = "<start_of_image>", "<end_of_image>"  # in texts the first of them stands for an image

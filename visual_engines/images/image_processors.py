@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.image_shapes import pad_sliver, pad_to_square, shrink_for_square
-from vlm.registry.image_transforms import Settings, Transform, transformers_class
-from vlm.registry.images import ImageProcessorSpec, scale_by_size
+from vlm.registry.images.processor import ImageProcessorSpec, scale_by_size
+from vlm.registry.images.shapes import pad_sliver, pad_to_square, shrink_for_square
+from vlm.registry.images.transforms import Settings, Transform, transformers_class
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from visual_engines.images.levels import BILINEAR, resized, to_levels
 from visual_engines.images.page_margin import THRESHOLD, content_box
-from vlm.registry.image_shapes import is_sliver, sampled
-from vlm.registry.image_transforms import NOT_ARGUMENTS, Settings, Transform, fused_normalization, transform_by
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.shapes import is_sliver, sampled
+from vlm.registry.images.transforms import NOT_ARGUMENTS, Settings, Transform, fused_normalization, transform_by
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ from visual_engines.images import published_settings
 from visual_engines.images.levels import MODES, Size, resized, to_levels
 from visual_engines.images.published_settings import filled, is_length, normalization_of, size_by
 from vlm.errors import shown
-from vlm.registry.image_transforms import Settings, Transform, transformers_class
-from vlm.registry.images import ImageProcessorSpec, largest_sides
+from vlm.registry.images.processor import ImageProcessorSpec, largest_sides
+from vlm.registry.images.transforms import Settings, Transform, transformers_class
 
 if TYPE_CHECKING:
     from PIL import Image

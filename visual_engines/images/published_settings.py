@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from visual_engines.images.levels import BICUBIC, Size
-from vlm.registry.image_transforms import NOT_ARGUMENTS, Settings, fused_normalization
+from vlm.registry.images.transforms import NOT_ARGUMENTS, Settings, fused_normalization
 from vlm.requests.pixels import Normalization
 
 # the defaults of both classes of transformers'

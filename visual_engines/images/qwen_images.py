@@ -12,8 +12,8 @@ from visual_engines.images import published_settings
 from visual_engines.images.levels import MODES, Size, resized, to_levels
 from visual_engines.images.published_settings import filled, normalization_of, size_by
 from vlm.errors import ImageError, shown
-from vlm.registry.image_transforms import Settings, Transform, transform_by
-from vlm.registry.images import ImageProcessorSpec, largest
+from vlm.registry.images.processor import ImageProcessorSpec, largest
+from vlm.registry.images.transforms import Settings, Transform, transform_by
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -66,8 +66,8 @@ class TorchBackend(Backend):
 def _cut(job: BuildJob) -> dict[tuple[str, int], RoleWeights]:
     """Returns what each rank keeps of whole networks, which are quantized before they are cut."""
     from vlm.layers.quant.methods import quantization_of
-    from vlm.registry.quantized_weights import quantized
-    from vlm.registry.sharded_weights import sharded_by_rank
+    from vlm.registry.weights.quantized import quantized
+    from vlm.registry.weights.sharded import sharded_by_rank
 
     kept = quantization_of(job.build.quantization, job.quantization_options)
     roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}

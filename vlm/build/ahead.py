@@ -18,9 +18,9 @@ from vlm.convert.values import invalid_values
 from vlm.layers.quant.methods import quantization_of
 from vlm.layers.quant.quantization import Quantization
 from vlm.registry.catalogs import match_family, model_spec
-from vlm.registry.quantized_weights import check_ignored, quantized_layers
 from vlm.registry.role_configs import RoleConfigs
-from vlm.registry.sharded_weights import check_encoder_ranks, part_context
+from vlm.registry.weights.quantized import check_ignored, quantized_layers
+from vlm.registry.weights.sharded import check_encoder_ranks, part_context
 
 
 def check_build(path: Path, kind: str, build: BuildConfig) -> None:

@@ -25,8 +25,8 @@ from vlm.convert.role_weights import role_weights
 from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, ConfigError, EngineError
 from vlm.registry.catalogs import configs_of, family
-from vlm.registry.quantized_weights import check_ignored
 from vlm.registry.spec import FamilySpec
+from vlm.registry.weights.quantized import check_ignored
 
 
 def build_engine(

@@ -17,7 +17,7 @@ from vlm.convert.tokenizer_files import completed_settings, completed_tokenizer,
 from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, InputError, listed
 from vlm.registry.catalogs import check_model, converter_of, converters, match_family
-from vlm.registry.image_settings import image_settings
+from vlm.registry.images.settings import image_settings
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 

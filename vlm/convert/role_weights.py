@@ -14,8 +14,8 @@ from vlm.errors import CheckpointError, listed
 from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.layers.quant.quantization import Quantization
 from vlm.registry.catalogs import model_spec
-from vlm.registry.quantized_weights import own_types, quantized_layers
-from vlm.registry.sharded_weights import part_context
+from vlm.registry.weights.quantized import own_types, quantized_layers
+from vlm.registry.weights.sharded import part_context
 
 
 def kept_quantization(checkpoint: Checkpoint) -> Quantization:

@@ -11,7 +11,7 @@ from vlm.convert.role_weights import kept_quantization, role_weights
 from vlm.convert.values import invalid_values
 from vlm.errors import InputError
 from vlm.registry.catalogs import configs_of
-from vlm.registry.sharded_weights import sharded_by_rank
+from vlm.registry.weights.sharded import sharded_by_rank
 
 
 def split_checkpoint(

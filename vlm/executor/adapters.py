@@ -10,7 +10,7 @@ from torch import nn
 
 from vlm.errors import InputError, LimitError, counted, listed
 from vlm.layers.adapters.base import AdapterRoom, BankLayers, Layers, rank_of
-from vlm.registry.adapter_layers import beside_network, put_adapter
+from vlm.registry.weights.adapters import beside_network, put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
 Adapter = Mapping[str, Layers]  # by role

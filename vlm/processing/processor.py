@@ -20,7 +20,7 @@ from vlm.processing.inputs.request_builder import RequestBuilder
 from vlm.processing.media.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.text.tokenization import Tokenizer
 from vlm.registry import catalogs
-from vlm.registry.images import QuestionUse
+from vlm.registry.images.processor import QuestionUse
 from vlm.registry.page_steps import PageSteps
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec

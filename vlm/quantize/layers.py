@@ -16,7 +16,7 @@ from vlm.layers.quant.quantization import Quantization
 from vlm.quantize.algorithm import Parameters
 from vlm.quantize.folding import Fold
 from vlm.registry.catalogs import model_spec
-from vlm.registry.quantized_weights import QuantizedLayer, own_types, quantized_layers
+from vlm.registry.weights.quantized import QuantizedLayer, own_types, quantized_layers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.folding import Fold, folds_of
 from vlm.quantize.layers import Layer, layers_to_quantize
 from vlm.registry.catalogs import configs_of
-from vlm.registry.quantized_weights import check_ignored
+from vlm.registry.weights.quantized import check_ignored
 
 SCALE = "pre_quant_scale"
 

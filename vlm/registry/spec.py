@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from vlm.config import Config
 from vlm.errors import ConfigError, InputError, cut
 from vlm.limits import MAX_LAYERS
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
 from vlm.registry.page_steps import PageSteps
 from vlm.registry.tasks import PromptTasks
 from vlm.registry.tokenizer_rules import ReadRules, no_rules

@@ -13,7 +13,7 @@ from vlm.artifacts.progress import Progress
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.registry.catalogs import family
-from vlm.registry.images import QuestionUse
+from vlm.registry.images.processor import QuestionUse
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.documents.pages import InProcess
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import write_atomically
-from vlm.registry.image_settings import PLACES
+from vlm.registry.images.settings import PLACES
 from vlm_app.ocr.documents.page_reading import PageImages
 
 

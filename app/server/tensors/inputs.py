@@ -15,7 +15,7 @@ from vlm.api.outputs import Output
 from vlm.errors import InputError
 from vlm.processing.media.reading import ImageFile
 from vlm.processing.processor import Processor
-from vlm.registry.images import QuestionUse
+from vlm.registry.images.processor import QuestionUse
 from vlm.requests.pixels import ImagePixels
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri

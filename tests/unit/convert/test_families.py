@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
 from vlm.registry.spec import FamilySpec, Role
 
 FOLDERS = sorted(path.parent for path in (ROOT / "vlm").rglob("__init__.py"))

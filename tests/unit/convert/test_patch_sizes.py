@@ -13,7 +13,7 @@ from vlm.convert.roles import role_configs
 from vlm.errors import CheckpointError, ConfigError, EngineError
 from vlm.processing.media.image_processor import ImageProcessor
 from vlm.registry.catalogs import architecture
-from vlm.registry.image_settings import image_settings
+from vlm.registry.images.settings import image_settings
 
 HUGE = 10**9
 PATCHES = [

@@ -13,8 +13,8 @@ from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.adapters.dora import DoraWeights
 from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.methods import quantization_of
-from vlm.registry import adapter_layers
-from vlm.registry.adapter_layers import beside_network, put_adapter
+from vlm.registry.weights import adapters
+from vlm.registry.weights.adapters import beside_network, put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
 METHODS = {"dense": Dense(), **{
@@ -42,7 +42,7 @@ def kept_by(method) -> nn.Sequential:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_get_their_lengths_beside_weights_as_they_are_kept(method, monkeypatch):
-    monkeypatch.setattr(adapter_layers, "BLOCK", 24)  # three rows at once
+    monkeypatch.setattr(adapters, "BLOCK", 24)  # three rows at once
     network, dora = kept_by(METHODS[method]), dora_of("q", "v")
     [linear] = network
     changes, undefined = beside_network(network, {"0": [dora]})

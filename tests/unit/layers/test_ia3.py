@@ -11,7 +11,7 @@ from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.adapters.ia3 import Ia3Weights
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
-from vlm.registry.adapter_layers import put_adapter
+from vlm.registry.weights.adapters import put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
 

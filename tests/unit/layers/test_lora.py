@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.kits.models.lora_kit import IDS, KIND, batch_of, check_ranks, layer_of, quantize, weights_of
 from vlm.layers.adapters.lora import LoraWeights
-from vlm.registry.adapter_layers import put_adapter
+from vlm.registry.weights.adapters import put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
 ADAPTERS = ([weights_of(1, "q", "k", "v")], [weights_of(5, "q", seed=1), weights_of(2, "v", seed=2)], [])

@@ -30,8 +30,8 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.relative_bias import RelativeBias
 from vlm.parallel.mapping import Mapping, Shard
-from vlm.registry.adapter_layers import put_adapter
 from vlm.registry.catalogs import families, installed, model_spec
+from vlm.registry.weights.adapters import put_adapter
 from vlm.requests.adapters import NO_ADAPTER
 
 NETWORKS = sorted(ref.name for catalog in installed() for ref in catalog.MODELS)

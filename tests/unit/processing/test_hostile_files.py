@@ -24,7 +24,7 @@ from vlm.processing.media.documents import is_pdf, open_document
 from vlm.processing.media.image_processor import ImageProcessor
 from vlm.processing.media.images import FORMATS, load_image
 from vlm.processing.media.pdf_document import PdfDocument
-from vlm.registry.image_transforms import Transform
+from vlm.registry.images.transforms import Transform
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
 BOMB = kit.tag_bomb(5000, 2**20)  # 5 GB

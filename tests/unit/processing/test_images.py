@@ -30,8 +30,8 @@ from vlm.processing.media.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.media.images import load_image
 from vlm.processing.media.unread import WEBP
 from vlm.registry.catalogs import families
-from vlm.registry.image_transforms import LAST_BITS, Transform
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.transforms import LAST_BITS, Transform
 from vlm_app.demo.documents import UploadedPage
 from vlm_app.reference.huggingface import in_patches, in_tiles
 

@@ -21,7 +21,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.quant.inputs import Inputs
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.methods import METHODS, quantization_of
-from vlm.registry import quantized_weights
+from vlm.registry.weights import quantized
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -68,7 +68,7 @@ def test_patterns_that_match_no_layer_are_named(plain, tmp_path):
 def test_a_matrix_is_quantized_once_and_by_blocks(plain, tmp_path, monkeypatch):
     rows, whole = [], METHODS["int4"]({"group_size": 8}).quantize
     monkeypatch.setattr(Int4, "quantize", lambda self, weight: rows.append(len(weight)) or whole(weight))
-    monkeypatch.setattr(quantized_weights, "BLOCK", 5 * 32)
+    monkeypatch.setattr(quantized, "BLOCK", 5 * 32)
     build_engine(plain, tmp_path / "blocks", BuildConfig(quantization="int4", group_size=8))
     kept, linears = EngineDir.open(tmp_path / "blocks").weights("decoder"), plain.weights("decoder")
     packed = [name for name in kept if name.endswith("weight_packed")]

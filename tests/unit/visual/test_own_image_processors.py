@@ -20,7 +20,7 @@ from visual_engines.images.qwen_images import QWEN_IMAGES
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
-from vlm.registry.image_transforms import LAST_BITS, NOT_ARGUMENTS
+from vlm.registry.images.transforms import LAST_BITS, NOT_ARGUMENTS
 from vlm_app.reference.huggingface import in_patches
 
 SIZES = ((31, 47), (50, 40), (224, 224), (300, 111), (640, 480), (9, 60))

@@ -19,7 +19,7 @@ from vlm.config import RuntimeConfig
 from vlm.layers.context import ModelContext
 from vlm.layers.quant.methods import quantization_of
 from vlm.registry import catalogs
-from vlm.registry.quantized_weights import quantized
+from vlm.registry.weights.quantized import quantized
 
 if TYPE_CHECKING:
     from vlm.artifacts.native.engine_dir import EngineDir

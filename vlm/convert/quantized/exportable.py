@@ -18,7 +18,7 @@ from vlm.convert.rules import Step
 from vlm.errors import CheckpointError, ConfigError
 from vlm.layers.quant.quantization import Quantization
 from vlm.registry.catalogs import match_family
-from vlm.registry.quantized_weights import QuantizedLayer, quantized_layers
+from vlm.registry.weights.quantized import QuantizedLayer, quantized_layers
 
 WHAT = "folder of compressed-tensors"
 

@@ -6,7 +6,7 @@ from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.convert.quantized.export import FORMATS, PACKED
 from vlm.layers.quant.methods import quantization_of
 from vlm.registry.catalogs import configs_of, family, model_spec
-from vlm.registry.quantized_weights import quantized_layers
+from vlm.registry.weights.quantized import quantized_layers
 
 LOADED = "quantization_config=CompressedTensorsConfig(run_compressed=False)"
 

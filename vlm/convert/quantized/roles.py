@@ -23,7 +23,7 @@ from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.quant.inputs import Inputs, QuantizedMethod
 from vlm.layers.quant.methods import GROUP_SIZE, METHODS, quantization_of
 from vlm.layers.quant.producer import FOLDED
-from vlm.registry.quantized_weights import own_types, quantized, quantized_layers
+from vlm.registry.weights.quantized import own_types, quantized, quantized_layers
 
 INPUTS = tuple(each.name for each in fields(Inputs))
 

@@ -12,7 +12,7 @@ from vlm.errors import InputError, LengthError
 from vlm.processing.inputs.fields import InputFields, as_images, as_tensor
 from vlm.processing.media.image_processor import ImageProcessor
 from vlm.processing.media.images import load_image
-from vlm.registry.images import QuestionUse
+from vlm.registry.images.processor import QuestionUse
 from vlm.requests.image import Image
 from vlm.requests.pixels import ImagePixels
 

@@ -8,7 +8,7 @@ from vlm.errors import InputError
 from vlm.limits import MAX_QUESTION_CHARACTERS
 from vlm.processing.inputs.fields import InputFields, as_images, together
 from vlm.processing.media.image_processor import missing_question
-from vlm.registry.images import QuestionUse
+from vlm.registry.images.processor import QuestionUse
 from vlm.requests.pixels import ImagePixels
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from vlm.errors import EngineError, ImageError, InputError, listed
 from vlm.executor.memory import is_out_of_memory
-from vlm.registry.image_settings import UNFIT, image_settings
-from vlm.registry.image_transforms import Settings
-from vlm.registry.images import ImageProcessorSpec, QuestionUse
+from vlm.registry.images.processor import ImageProcessorSpec, QuestionUse
+from vlm.registry.images.settings import UNFIT, image_settings
+from vlm.registry.images.transforms import Settings
 from vlm.requests.pixels import ImagePixels, pixel_values
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.image_shapes import pad_to_square
-from vlm.registry.image_transforms import Settings, Transform
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.shapes import pad_to_square
+from vlm.registry.images.transforms import Settings, Transform
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,8 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.registry.image_shapes import pad_sliver
-from vlm.registry.image_transforms import Settings, Transform, transformers_class
+from vlm.registry.images.shapes import pad_sliver
+from vlm.registry.images.transforms import Settings, Transform, transformers_class
 
 if TYPE_CHECKING:
     from PIL import Image

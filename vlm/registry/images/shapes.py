@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from vlm.limits import MAX_PADDED_PIXELS
-from vlm.registry.image_transforms import Settings
+from vlm.registry.images.transforms import Settings
 
 if TYPE_CHECKING:
     from PIL import Image

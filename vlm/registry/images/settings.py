@@ -10,8 +10,8 @@ from typing import Any
 from vlm.artifacts.files import read_json
 from vlm.errors import MOST_FOREIGN, VlmError, cut, listed
 from vlm.limits import MAX_INPUT_SIDE
-from vlm.registry.image_transforms import Settings
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images.processor import ImageProcessorSpec
+from vlm.registry.images.transforms import Settings
 
 # where a folder keeps its settings and in which part; Hugging Face prefers what processor_config.json nests
 PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
