@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vlm.convert.config_reader import ACTIVATION_NAMES, ConfigReader
 from vlm.errors import shown
 from vlm.layers.context import ModelContext
-from vlm.layers.convolution import PatchConv2d
+from vlm.layers.images.convolution import PatchConv2d
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
 from vlm.ops.activation import Activation

@@ -139,7 +139,7 @@ def in_tiles(pixel_values: Tensor, side: int) -> Tensor:
     """Returns the tiles [1, tiles, C, side, side] of images [n, C, H, W], as Idefics3's image processor cuts them."""
     import torch
 
-    from vlm.layers.image_tiles import cut_tiles
+    from vlm.layers.images.tiles import cut_tiles
 
     return torch.stack([tile for image in pixel_values for tile in cut_tiles(image, side)])[None]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import InputError
-from vlm.layers.convolution import whole_float32
+from vlm.layers.images.convolution import whole_float32
 from vlm_app.reference.huggingface import image_inputs, language_part, load_whole, quiet
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def _load(name: str, settings: Settings) -> Transform:
 
 def _pixels(processed: Mapping[str, Any], settings: Settings) -> Tensor:
     """Tiles [1, n, C, side, side] -> [1, C, H, W]"""
-    from vlm.layers.image_tiles import join_tiles
+    from vlm.layers.images.tiles import join_tiles
 
     [[down]], [[across]] = processed["rows"], processed["cols"]
     return join_tiles(processed["pixel_values"][0], int(down), int(across))[None]

@@ -17,7 +17,7 @@ from visual_engines.layers import Mlp, window_partition, window_reverse
 from visual_engines.models.florence2_config import FlorenceVisionConfig, parse
 from vlm.convert.rules import Apply, Rename, Transpose
 from vlm.layers.context import ModelContext
-from vlm.layers.convolution import Conv2d
+from vlm.layers.images.convolution import Conv2d
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.layers.quant.producer import Producer

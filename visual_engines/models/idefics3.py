@@ -14,7 +14,7 @@ from visual_engines.models.vit import ViT, ViTConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Rename
 from vlm.layers.context import ModelContext
-from vlm.layers.image_tiles import TiledVisionConfig, largest_size
+from vlm.layers.images.tiles import TiledVisionConfig, largest_size
 from vlm.layers.linear import Linear
 from vlm.registry.spec import ModelSpec
 

@@ -16,9 +16,9 @@ from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.images.patches import PatchedVisionConfig
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
-from vlm.layers.patches import PatchedVisionConfig
 from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 

@@ -20,9 +20,9 @@ from vlm.layers.attention import EncoderAttention
 from vlm.layers.context import ModelContext
 from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.images.patches import PatchedVisionConfig
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm, RmsNorm
-from vlm.layers.patches import PatchedVisionConfig
 from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 

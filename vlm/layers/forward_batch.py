@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vlm.layers.attention_metadata import AttentionMetadata
+from vlm.layers.metadata.base import AttentionMetadata
 
 
 class PromptEmbeds(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 from tests.kits.models import tiny
 from vlm.api.pipeline import Pipeline
 from vlm.config import VisionConfig
-from vlm.layers.image_tiles import TiledVisionConfig
-from vlm.layers.patches import PatchedVisionConfig
+from vlm.layers.images.patches import PatchedVisionConfig
+from vlm.layers.images.tiles import TiledVisionConfig
 
 MODELS = {
     "nougat": lambda: tiny.nougat(seed=8),

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.adapters.lora import LoraWeights
-from vlm.layers.attention_metadata import AttentionMetadata
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
+from vlm.layers.metadata.base import AttentionMetadata
 from vlm.layers.quant.int8 import Int8
 from vlm.parallel.mapping import Mapping as Ranks
 from vlm.requests.adapters import NO_ADAPTER

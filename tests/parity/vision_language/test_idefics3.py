@@ -32,7 +32,7 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LengthError
-from vlm.layers.image_tiles import cut_tiles, join_tiles
+from vlm.layers.images.tiles import cut_tiles, join_tiles
 from vlm.processing.media.image_processor import ImageProcessor
 
 pytestmark = pytest.mark.slow  # every size, tiled

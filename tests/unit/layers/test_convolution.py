@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from vlm.layers import convolution
-from vlm.layers.convolution import Conv2d, PatchConv2d, whole_float32
+from vlm.layers.images import convolution
+from vlm.layers.images.convolution import Conv2d, PatchConv2d, whole_float32
 from vlm.ops.patch_convolution import product
 
 

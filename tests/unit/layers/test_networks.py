@@ -21,12 +21,12 @@ from vlm.executor.kv_cache import CacheShape, allocate, block_bytes
 from vlm.layers.adapters.base import AdapterRoom
 from vlm.layers.adapters.ia3 import Ia3Weights
 from vlm.layers.attention import Attention, CrossAttention, SelfAttention
-from vlm.layers.attention_metadata import AttentionMetadata
 from vlm.layers.context import ModelContext
 from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import Head, TiedHead
 from vlm.layers.linear import Linear
+from vlm.layers.metadata.base import AttentionMetadata
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.relative_bias import RelativeBias
 from vlm.parallel.mapping import Mapping, Shard

@@ -11,9 +11,9 @@ from tests.kits.models.families import image_size
 from visual_engines.catalog import MODELS
 from vlm.executor.encoding.packed_images import PatchEncoder
 from vlm.layers.context import ModelContext
-from vlm.layers.image_tiles import TiledVisionConfig
+from vlm.layers.images.patches import PatchedVisionConfig
+from vlm.layers.images.tiles import TiledVisionConfig
 from vlm.layers.linear import Linear
-from vlm.layers.patches import PatchedVisionConfig
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.quant.quantization import Quantization
 from vlm.ops.activated import activated

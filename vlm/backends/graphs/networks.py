@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vlm.backends.graphs.io import caches, updated
 from vlm.config import ModelConfig
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
-from vlm.layers.slot_metadata import Caches, CrossMetadata, PaddedMetadata, SlotMetadata, places
+from vlm.layers.metadata.slots import Caches, CrossMetadata, PaddedMetadata, SlotMetadata, places
 
 Tensors = dict[str, Tensor]
 

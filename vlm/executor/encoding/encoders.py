@@ -21,8 +21,8 @@ from vlm.executor.inputs.prompt_embeds import Parts, joined
 from vlm.executor.inputs.upload import kind_of, upload_images
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.forward_batch import HiddenStateRecorder
-from vlm.layers.image_tiles import TiledVisionConfig, cut_tiles
-from vlm.layers.patches import PatchedVisionConfig
+from vlm.layers.images.patches import PatchedVisionConfig
+from vlm.layers.images.tiles import TiledVisionConfig, cut_tiles
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.requests.image import Image
 from vlm.requests.request import Request

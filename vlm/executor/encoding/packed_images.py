@@ -20,9 +20,9 @@ from vlm.executor.inputs.packing import batched, batched_by_size, largest_power_
 from vlm.executor.inputs.upload import kind_of, upload_images
 from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.networks import rounding_ahead
-from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch
-from vlm.layers.patches import PatchedVisionConfig, PatchLayout
+from vlm.layers.images.patches import PatchedVisionConfig, PatchLayout
+from vlm.layers.metadata.packed import PackedMetadata
 from vlm.ops.packed_attention import tiles_of
 from vlm.ops.tiles import TILE_ROWS
 from vlm.parallel.collectives import Ranks

@@ -14,8 +14,8 @@ from vlm.executor.graph_pool import GraphPool, GraphShapes
 from vlm.executor.inputs.packing import PackedTexts, pass_sizes
 from vlm.executor.inputs.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.executor.networks import required, rounding_ahead
-from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
+from vlm.layers.metadata.packed import PackedMetadata
 from vlm.requests.adapters import NO_ADAPTER
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from vlm.config import ModelConfig
 from vlm.executor.kv_cache import absorbing_pays
 from vlm.executor.state.batch_state import BatchState
-from vlm.layers.attention_metadata import PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
+from vlm.layers.metadata.paged import PagedMetadata
 from vlm.ops.paged_kv import KVCache
 
 

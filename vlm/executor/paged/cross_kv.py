@@ -18,8 +18,8 @@ from vlm.executor.paged.batches import PagedBatches
 from vlm.executor.paged.passes import PackedPasses
 from vlm.executor.paged.waiting_kv import WaitingKV
 from vlm.executor.runner import Embeds
-from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
+from vlm.layers.metadata.packed import PackedMetadata
 from vlm.requests.sequence import Sequence, any_adapted
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph

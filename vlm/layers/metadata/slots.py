@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vlm.layers.attention_metadata import AttentionMetadata
+from vlm.layers.metadata.base import AttentionMetadata
 from vlm.ops.attention_variant import Scores
 from vlm.ops.rotary import slot_rotary
 from vlm.ops.slot_attention import slot_attention, slot_write

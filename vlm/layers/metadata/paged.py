@@ -1,4 +1,4 @@
-"""Where the rows of a batch find the keys and values that they attend to, a class a layout."""
+"""Attention metadata of decoders over a cache of blocks."""
 
 from __future__ import annotations
 
@@ -6,66 +6,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from vlm.layers.metadata.base import AttentionMetadata
 from vlm.ops.attention_variant import Scores
 from vlm.ops.kv_write import kv_write
 from vlm.ops.merged_attention import merged_attention
-from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
 from vlm.ops.paged_kv import HiddenRows, KVCache, NewTokens
 from vlm.ops.prefill_attention import prefill_attention
 from vlm.ops.rotary import rotary_kv_write
 from vlm.ops.step_attention import step_attention
-
-
-class AttentionMetadata:
-    """Does for attention layers what depends on the layout. Each layout has the kinds of attention its networks need.
-
-    q is [R, H, D]; k and v are [R, H_kv, D]; a result is [R, H, D].
-    """
-
-    def self_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor | None
-    ) -> Tensor:
-        """Puts the rows' keys and values into the cache and attends to all earlier ones of the same sequence. `angles`
-        [R, 2, n]: by which queries and keys are turned."""
-        raise NotImplementedError
-
-    def cross_attention(self, layer: int, q: Tensor, *, scores: Scores) -> Tensor:
-        """Attends to the encoder's output, as `write_cross` put it into the cache."""
-        raise NotImplementedError
-
-    def merged_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores, angles: Tensor
-    ) -> Tensor:
-        """Does what `self_attention` and `cross_attention` do, in one softmax."""
-        raise NotImplementedError
-
-    def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Puts keys and values of the encoder's output into the cache."""
-        raise NotImplementedError
-
-    def write_hidden(self, features: Tensor) -> None:
-        """Puts the encoder's output [R, E] itself into the cache, where that has room for it."""
-
-    def read_hidden(self) -> Tensor:
-        """Returns the rows of the encoder's output [R, E] that `write_hidden` put into the cache."""
-        raise NotImplementedError
-
-    def hidden_rows(self) -> HiddenRows | None:
-        """Returns the encoder's output itself where all layers can do with it, and are faster so."""
-        return None
-
-    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:
-        """Attends to all rows of the same sequence."""
-        raise NotImplementedError
-
-    def attention_weights(self, q: Tensor, k: Tensor, *, scores: Scores) -> list[Tensor]:
-        """Returns what `encoder_attention` weighs values by: each sequence's [H, T, T] float32."""
-        raise NotImplementedError
-
-    def sequences(self, start: int, end: int) -> AttentionMetadata:
-        """Returns the same of some rows of a decode step alone; those of a sequence come in their order."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -148,16 +97,3 @@ class PagedMetadata(AttentionMetadata):
             self_lengths=self.self_lengths[part],
             cross_lengths=None if cross is None else cross[part],
         )
-
-
-@dataclass(frozen=True)
-class PackedMetadata(AttentionMetadata):
-    """Lays out an encoder's rows: whole sequences, one after the other."""
-
-    tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
-
-    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scores: Scores) -> Tensor:
-        return packed_attention(q, k, v, self.tiles, scores.scale, scores.bias, scores.variant)
-
-    def attention_weights(self, q: Tensor, k: Tensor, *, scores: Scores) -> list[Tensor]:
-        return attention_weights(q, k, self.tiles, scores.scale, scores.bias, scores.variant)

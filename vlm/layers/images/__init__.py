@@ -1,0 +1,1 @@
+"""What networks of images share: patches, tiles, convolutions."""
