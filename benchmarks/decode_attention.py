@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.absorbed_attention import absorbed_attention
+from vlm.ops.attention.absorbed_attention import absorbed_attention
+from vlm.ops.attention.paged_attention import paged_attention
+from vlm.ops.attention.step_attention import step_attention
 from vlm.ops.kernels import absorbed_attention as absorbed
 from vlm.ops.kernels import attend_group
-from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import HiddenRows, KVCache, NewTokens, PagedKV
-from vlm.ops.step_attention import step_attention
+from vlm.ops.layouts.paged_kv import HiddenRows, KVCache, NewTokens, PagedKV
 
 DEVICE, BLOCK, DTYPE = torch.device("cuda"), 16, torch.bfloat16
 LAYERS, REPLAYS, RUNS = 30, 4, 9

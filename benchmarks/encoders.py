@@ -22,11 +22,11 @@ from layers import DEVICE, microseconds
 from torch import Tensor
 
 from vlm.ops.activation import Activation
+from vlm.ops.attention.packed_attention import packed_attention, tiles_of
+from vlm.ops.attention.rotary import rotary
 from vlm.ops.attention_variant import PLAIN
 from vlm.ops.kernels import packed_flash
-from vlm.ops.linear import linear
-from vlm.ops.packed_attention import packed_attention, tiles_of
-from vlm.ops.rotary import rotary
+from vlm.ops.products.linear import linear
 
 DTYPE = torch.bfloat16
 

@@ -22,14 +22,14 @@ from vlm.layers.quant.fp8 import Fp8
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.ops.activation import Activation
+from vlm.ops.attention.paged_attention import paged_attention
+from vlm.ops.attention.step_attention import step_attention
 from vlm.ops.kernels.add_norm import add_norm
-from vlm.ops.linear import linear
-from vlm.ops.norms_ahead import norms_ahead
-from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import KVCache, NewTokens, PagedKV
-from vlm.ops.quantized_linear import linear4, linear8
-from vlm.ops.step_attention import step_attention
-from vlm.ops.w8a8 import w8a8
+from vlm.ops.layouts.paged_kv import KVCache, NewTokens, PagedKV
+from vlm.ops.products.linear import linear
+from vlm.ops.products.norms_ahead import norms_ahead
+from vlm.ops.products.quantized_linear import linear4, linear8
+from vlm.ops.products.w8a8 import w8a8
 
 DEVICE, BLOCK, REPLAYS, RUNS = torch.device("cuda"), 16, 4, 15
 BYTES, CACHE_BYTES = 4 * 1024**3, 4 * 1024**3  # of all layers' weights, and at most of their caches

@@ -22,11 +22,11 @@ import torch
 from layers import BLOCK, CACHE_TYPES, microseconds
 from torch import Tensor
 
+from vlm.ops.attention.prefill_attention import tiles_of
 from vlm.ops.attention_variant import PLAIN
 from vlm.ops.kernels import prefill_flash
 from vlm.ops.kernels.prefill_attention import prefill_attention
-from vlm.ops.paged_kv import MOST, PagedKV, quantized
-from vlm.ops.prefill_attention import tiles_of
+from vlm.ops.layouts.paged_kv import MOST, PagedKV, quantized
 
 PASS = 8192  # tokens, as the scheduler has them: a prompt is cut where one ends
 Chunk = tuple[int, int, int]  # its prompt, its first position, its tokens

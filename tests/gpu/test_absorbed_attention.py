@@ -9,9 +9,9 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.gpu.guarded import guarded
 from tests.gpu.marks import HOPPER
 from tests.gpu.test_attend import relative
-from vlm.ops.absorbed_attention import absorbed_attention, reference
+from vlm.ops.attention.absorbed_attention import absorbed_attention, reference
 from vlm.ops.kernels import absorbed_attention as kernels
-from vlm.ops.paged_kv import HiddenRows
+from vlm.ops.layouts.paged_kv import HiddenRows
 
 pytestmark = HOPPER
 # rows, heads, head size, columns, block size, blocks a table

@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.gpu.marks import CLUSTERS
-from vlm.ops import kv_write, paged_attention, rotary
+from vlm.ops.attention import kv_write, paged_attention, rotary
+from vlm.ops.attention.step_attention import step_attention
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend
-from vlm.ops.paged_kv import KVCache, NewTokens, PagedKV
-from vlm.ops.step_attention import step_attention
+from vlm.ops.layouts.paged_kv import KVCache, NewTokens, PagedKV
 
 pytestmark = CLUSTERS
 # rows, heads, heads of keys, head size, block size, blocks a table

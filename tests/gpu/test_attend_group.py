@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.gpu.marks import CLUSTERS
 from tests.gpu.test_attend import CACHES, _check_near, batch, cache, relative
-from vlm.ops import kv_write, paged_attention, rotary
+from vlm.ops.attention import kv_write, paged_attention, rotary
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend, attend_group
-from vlm.ops.paged_kv import NewTokens, PagedKV
+from vlm.ops.layouts.paged_kv import NewTokens, PagedKV
 
 pytestmark = CLUSTERS
 # rows, heads, heads of keys, head size, block size, blocks a table

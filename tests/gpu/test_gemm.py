@@ -10,8 +10,8 @@ from tests.gpu.marks import HOPPER
 from vlm.ops.activation import Activation, reference
 from vlm.ops.kernels import gemm
 from vlm.ops.kernels.gemm_shapes import MANY_ROWS, MOST_BYTES
-from vlm.ops.linear import linear
-from vlm.ops.w8a8 import MOST, product, rounded
+from vlm.ops.products.linear import linear
+from vlm.ops.products.w8a8 import MOST, product, rounded
 
 pytestmark = HOPPER
 SIZES = (

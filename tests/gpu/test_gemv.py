@@ -15,8 +15,8 @@ from vlm.ops.kernels import gemv
 from vlm.ops.kernels.add_norm import add_norm
 from vlm.ops.kernels.linear import linear
 from vlm.ops.kernels.norms_ahead import Norm
-from vlm.ops.norms_ahead import norms_ahead
-from vlm.ops.quantized_linear import linear4, linear8
+from vlm.ops.products.norms_ahead import norms_ahead
+from vlm.ops.products.quantized_linear import linear4, linear8
 
 pytestmark = CLUSTERS
 METHODS = {

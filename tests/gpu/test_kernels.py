@@ -7,7 +7,7 @@ import torch
 
 from tests.kits.kernels.kernel_names import NAMES
 from vlm.ops.activation import ACTIVATIONS, Activation
-from vlm.ops.linear import linear
+from vlm.ops.products.linear import linear
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,8 +27,8 @@ def test_kernel_equals_its_reference(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 8, 96])
 def test_half_precision_attention_at_nougat_size(rows, dtype):
-    from vlm.ops import paged_attention as op
-    from vlm.ops.paged_kv import ARRIVALS, PagedKV
+    from vlm.ops.attention import paged_attention as op
+    from vlm.ops.layouts.paged_kv import ARRIVALS, PagedKV
 
     torch.manual_seed(0)
     keys, values = torch.randn(2, 40 * rows + 1, 16, 16, 64, device="cuda", dtype=dtype).unbind(0)
@@ -50,10 +50,10 @@ def test_half_precision_attention_at_nougat_size(rows, dtype):
 def test_a_head_of_gpt2s_vocabulary(rows, dtype, tolerance):
     """Its padding, which is NaN here, shows neither in the logits nor in what is chosen by them."""
     from tests.kits.kernels.step_end_cases import slots_that_decode
-    from vlm.ops import sample, topk_logprobs
-    from vlm.ops.append_likeliest import append_likeliest
-    from vlm.ops.linear import linear
-    from vlm.ops.padded_rows import padded, with_padding
+    from vlm.ops.layouts.padded_rows import padded, with_padding
+    from vlm.ops.products.linear import linear
+    from vlm.ops.sampling import sample, topk_logprobs
+    from vlm.ops.sampling.append_likeliest import append_likeliest
 
     torch.manual_seed(0)
     x, table, bias = (torch.randn(*size, device="cuda") for size in ((rows, 1024), (50257, 1024), (50257,)))

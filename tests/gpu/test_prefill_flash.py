@@ -10,12 +10,12 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.gpu.marks import HOPPER
 from tests.gpu.test_attend import CACHES, SLOTS, cache, relative
-from vlm.ops import prefill_attention
+from vlm.ops.attention import prefill_attention
+from vlm.ops.attention.prefill_attention import reference, tiles_of
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import prefill_attention as by_triton
 from vlm.ops.kernels import prefill_flash
-from vlm.ops.paged_kv import PagedKV
-from vlm.ops.prefill_attention import reference, tiles_of
+from vlm.ops.layouts.paged_kv import PagedKV
 
 pytestmark = HOPPER
 TYPES = [torch.float16, torch.bfloat16]

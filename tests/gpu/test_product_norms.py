@@ -11,8 +11,8 @@ from tests.gpu.marks import HOPPER
 from vlm.ops.activation import Activation, reference
 from vlm.ops.add_rms_norm import add_rms_norm
 from vlm.ops.kernels import nvrtc
-from vlm.ops.linear import linear
-from vlm.ops.norms_ahead import norms_ahead
+from vlm.ops.products.linear import linear
+from vlm.ops.products.norms_ahead import norms_ahead
 
 pytestmark = HOPPER
 CUDA, BFLOAT16 = torch.device("cuda"), torch.bfloat16

@@ -14,7 +14,7 @@ from vlm.config import RuntimeConfig
 from vlm.executor import kv_cache
 from vlm.executor.paged import waiting_kv
 from vlm.layers import attention
-from vlm.ops.absorbed_attention import absorbed_attention
+from vlm.ops.attention.absorbed_attention import absorbed_attention
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 

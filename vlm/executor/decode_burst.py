@@ -20,7 +20,7 @@ class StepOutput(NamedTuple):
     """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
 
     length: int  # tokens in all
-    code: int  # see vlm.ops.append_and_check_stop
+    code: int  # see vlm.ops.sampling.append_and_check_stop
     tokens: list[int]
     logprobs: list[float]
     top: Items[dict[int, float]] = ()

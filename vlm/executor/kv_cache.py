@@ -10,9 +10,9 @@ from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
 from vlm.executor.networks import DecoderNetwork
 from vlm.layers.attention import CrossAttention
-from vlm.ops.absorbed_attention import has_kernel
-from vlm.ops.paged_kv import KVCache, bytes_of
-from vlm.ops.tiles import PROGRAM_HEADS
+from vlm.ops.attention.absorbed_attention import has_kernel
+from vlm.ops.layouts.paged_kv import KVCache, bytes_of
+from vlm.ops.layouts.tiles import PROGRAM_HEADS
 from vlm.parallel.mapping import Mapping
 
 # of keys and values that a step need not read, from which on it attends to encoders' rows themselves: an H200 reads

@@ -12,7 +12,7 @@ from vlm.config import ModelConfig
 from vlm.errors import InputError
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.quant.w8a8 import rounds_rows
-from vlm.ops.norms_ahead import norms_ahead
+from vlm.ops.products.norms_ahead import norms_ahead
 
 N = TypeVar("N")
 P = ParamSpec("P")

@@ -13,10 +13,10 @@ from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.producer import Producer
-from vlm.ops.absorbed_attention import absorbed_attention
+from vlm.ops.attention.absorbed_attention import absorbed_attention
+from vlm.ops.attention.rotary import rotary
 from vlm.ops.attention_variant import PLAIN, AttentionVariant, Scores
 from vlm.ops.qk_norm import qk_norm
-from vlm.ops.rotary import rotary
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
-from vlm.ops.padded_rows import VECTOR, padded
+from vlm.ops.layouts.padded_rows import VECTOR, padded
 from vlm.parallel.collectives import Collectives
 from vlm.parallel.mapping import Shard
 
@@ -108,7 +108,7 @@ def output_head(embedding: nn.Embedding, *, tied: bool, context: ModelContext) -
 
 def with_padded_heads(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns a network's tensors, which are to be its own: what its head multiplies with and adds has padding (see
-    vlm.ops.padded_rows) where its product is faster so. Shapes and values stay."""
+    vlm.ops.layouts.padded_rows) where its product is faster so. Shapes and values stay."""
     is_tied = not any(name.startswith("head.") for name in tensors)
     names = {"embedding.weight" if is_tied else "head.weight", "logits_bias"}
     own = {name for name in names & {*tensors} if _is_faster_padded(tensors[name])}

@@ -15,8 +15,8 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.quant.base import LinearMethod
 from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.quantization import Quantization
-from vlm.ops.activated import activated
 from vlm.ops.activation import Activation
+from vlm.ops.products.activated import activated
 from vlm.parallel.mapping import Shard
 
 Axis = Literal["column", "row"]

@@ -36,7 +36,7 @@ output = partial(setting, "What is returned")
 @dataclass(frozen=True)
 class SamplingOptions:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they are applied in Hugging Face's
-    order, whose names and meanings they have (`vlm.ops.logits_processors`, then `vlm.ops.sample`)."""
+    order, whose names and meanings they have (`vlm.ops.sampling.logits_processors`, then `vlm.ops.sampling.sample`)."""
 
     max_new_tokens: int | None = length(
         None, "Tokens to generate at most.", default=f"{MODELS}, or as many as the engine holds",

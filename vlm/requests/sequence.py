@@ -59,7 +59,7 @@ class Sequence:
     contents: Contents = NO_CONTENTS  # behind ids beyond the vocabulary
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
-    rule_kinds: Collection[int] = ()  # of what it says about tokens (vlm.ops.token_rules)
+    rule_kinds: Collection[int] = ()  # of what it says about tokens (vlm.ops.state.token_rules)
     max_drafts: int = 0  # tokens that are proposed for it in a step
     positions: Positions | None = None  # where the model's have several axes
 

@@ -22,23 +22,16 @@ from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.ops import activation as activation_op
 from vlm.ops import add_layer_norm as norm_op
-from vlm.ops import add_lora as lora_op
 from vlm.ops import add_rms_norm as rms_op
-from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
-from vlm.ops import kv_write as write_op
-from vlm.ops import last_tokens as last_tokens_op
-from vlm.ops import merged_attention as merged_op
-from vlm.ops import packed_attention as packed_op
-from vlm.ops import paged_attention as attention_op
-from vlm.ops import prefill_attention as prefill_op
-from vlm.ops import prompt_lookup as lookup_op
-from vlm.ops import rotary as rotary_op
 from vlm.ops import rotary_angles as angles_op
-from vlm.ops import scale_rows as scale_op
-from vlm.ops import w8a8 as w8a8_op
+from vlm.ops.attention import kv_write as write_op
+from vlm.ops.attention import merged_attention as merged_op
+from vlm.ops.attention import packed_attention as packed_op
+from vlm.ops.attention import paged_attention as attention_op
+from vlm.ops.attention import prefill_attention as prefill_op
+from vlm.ops.attention import rotary as rotary_op
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
-from vlm.ops.beam_state import RowScores
 from vlm.ops.kernels import activation as activation_kernel
 from vlm.ops.kernels import add_lora as lora_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
@@ -61,8 +54,15 @@ from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
 from vlm.ops.kernels import widen as widen_kernel
 from vlm.ops.kernels.norms_ahead import NormsAhead
-from vlm.ops.lora_matrices import LoraMatrices
-from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
+from vlm.ops.layouts.lora_matrices import LoraMatrices
+from vlm.ops.layouts.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
+from vlm.ops.products import add_lora as lora_op
+from vlm.ops.products import scale_rows as scale_op
+from vlm.ops.products import w8a8 as w8a8_op
+from vlm.ops.sampling import beam_search as beam_op
+from vlm.ops.sampling import last_tokens as last_tokens_op
+from vlm.ops.sampling import prompt_lookup as lookup_op
+from vlm.ops.state.beams import RowScores
 
 SLOTS = 6
 # capped alone, windows of one key, of fewer keys than a tile and of more

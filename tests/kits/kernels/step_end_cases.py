@@ -7,19 +7,19 @@ import itertools
 
 import torch
 
-from vlm.ops import append_and_check_stop as append_op
-from vlm.ops import append_likeliest as likeliest_op
-from vlm.ops import append_sampled as sampled_op
-from vlm.ops import penalize as penalize_op
-from vlm.ops import topk_logprobs as topk_op
-from vlm.ops.beam_state import Groups
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import append_likeliest as likeliest_kernel
 from vlm.ops.kernels import append_sampled as sampled_kernel
 from vlm.ops.kernels import penalize as penalize_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
-from vlm.ops.sequence_state import SequenceState
-from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
+from vlm.ops.sampling import append_and_check_stop as append_op
+from vlm.ops.sampling import append_likeliest as likeliest_op
+from vlm.ops.sampling import append_sampled as sampled_op
+from vlm.ops.sampling import penalize as penalize_op
+from vlm.ops.sampling import topk_logprobs as topk_op
+from vlm.ops.state.beams import Groups
+from vlm.ops.state.sequences import SequenceState
+from vlm.ops.state.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 
 SLOTS = 6
 
@@ -62,7 +62,7 @@ def append_likeliest(device: torch.device) -> None:
 def append_sampled(device: torch.device) -> None:
     """Settings of one row each: none, each filter, all of them, greedy, a nucleus that has shrunk; at last two rows of
     padding."""
-    from vlm.ops.sample import SamplingState
+    from vlm.ops.state.sampling import SamplingState
 
     rows = [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
             {"temperature": 0.0}, {"temperature": 0.01}, {"top_k": 1}, {"top_p": 0.0}, {"top_k": 300, "top_p": 0.9},
@@ -104,7 +104,7 @@ def append_sampled(device: torch.device) -> None:
 
 def _check_neighbours(device: torch.device) -> None:
     """What goes by entropy draws as the reference has it, and others as they do without such a neighbour."""
-    from vlm.ops.sample import SamplingState
+    from vlm.ops.state.sampling import SamplingState
 
     slots = torch.arange(4, device=device, dtype=torch.int32)
     logits = _wide(4, 3000, 7, device)[:, :3000]
@@ -135,7 +135,7 @@ def _wide(rows: int, vocab: int, padding: int, device: torch.device) -> torch.Te
 
 def _check_odd_logits(device: torch.device) -> None:
     """What is NaN is not chosen where there is something else, what is infinite is, whatever is asked for."""
-    from vlm.ops.sample import SamplingState
+    from vlm.ops.state.sampling import SamplingState
 
     nan, inf = torch.nan, torch.inf
     kinds = ([nan], [-inf], [inf], [nan, 1.0, 2.0], [-inf, 3.0], [inf, 0.0, nan], [1.0])
@@ -159,7 +159,7 @@ def _check_odd_logits(device: torch.device) -> None:
 
 
 def penalize(device: torch.device) -> None:
-    from vlm.ops.penalty_state import PenaltyState
+    from vlm.ops.state.penalties import PenaltyState
 
     rows = SLOTS
     for vocab in (50, 4500):

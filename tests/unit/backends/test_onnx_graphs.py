@@ -31,9 +31,9 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, EngineError, InputError
 from vlm.executor.slots.cache import SlotCache
 from vlm.executor.slots.packing import neighbours
-from vlm.ops import slot_attention as slots
-from vlm.ops.paged_kv import PagedKV
-from vlm.ops.prefill_attention import tiles_of
+from vlm.ops.attention import slot_attention as slots
+from vlm.ops.attention.prefill_attention import tiles_of
+from vlm.ops.layouts.paged_kv import PagedKV
 from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
 from vlm.requests.request import Request
@@ -130,7 +130,7 @@ def test_the_shortest_sequences_can_be_built(llama, tmp_path):
 
 # --- the operators' definitions ---
 def test_attention_over_slots_is_that_over_blocks():
-    from vlm.ops import prefill_attention
+    from vlm.ops.attention import prefill_attention
 
     generator = torch.Generator().manual_seed(0)
     draw = lambda *dims: torch.randn(*dims, generator=generator)  # noqa: E731

@@ -7,7 +7,7 @@ import torch
 
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.state.batch_state import BatchState
-from vlm.ops import append_and_check_stop as op
+from vlm.ops.sampling import append_and_check_stop as op
 from vlm.requests.finish import LENGTH, LOOP, STOP
 from vlm.requests.loops import LOOP_REPEATS, MIN_LOOP, loop_period, loop_runs_of
 from vlm.requests.request import Request

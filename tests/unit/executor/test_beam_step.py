@@ -13,9 +13,9 @@ from transformers.generation.utils import GenerationMixin
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
-from vlm.ops import beam_search
-from vlm.ops.beam_candidates import best_of_all
-from vlm.ops.beam_state import Groups, RowScores
+from vlm.ops.sampling import beam_search
+from vlm.ops.sampling.beam_candidates import best_of_all
+from vlm.ops.state.beams import Groups, RowScores
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence

@@ -25,9 +25,9 @@ from vlm.errors import InputError
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
-from vlm.ops import logits_processors
-from vlm.ops.beam_state import RowScores
-from vlm.ops.token_rules import BAN
+from vlm.ops.sampling import logits_processors
+from vlm.ops.state.beams import RowScores
+from vlm.ops.state.token_rules import BAN
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence

@@ -9,8 +9,8 @@ import torch
 
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.state.batch_state import BatchState
-from vlm.ops.draft_state import MAX_NGRAM, NONE
-from vlm.ops.prompt_lookup import propose
+from vlm.ops.sampling.prompt_lookup import propose
+from vlm.ops.state.drafts import MAX_NGRAM, NONE
 
 CPU = torch.device("cpu")
 VOCAB = 12

@@ -10,7 +10,7 @@ from torch import nn
 
 from vlm.layers.images import convolution
 from vlm.layers.images.convolution import Conv2d, PatchConv2d, whole_float32
-from vlm.ops.patch_convolution import product
+from vlm.ops.products.patch_convolution import product
 
 
 @pytest.fixture(params=[True, False])

@@ -107,7 +107,7 @@ def test_nothing_multiplies_past_the_layers(path):
 
 def _multiplies(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
-        return node.module == "vlm.ops.linear" or any(name.name == "linear" for name in node.names)
+        return node.module == "vlm.ops.products.linear" or any(name.name == "linear" for name in node.names)
     return isinstance(node, ast.Attribute) and ast.unparse(node) in ("F.linear", "nn.functional.linear", "nn.Linear")
 
 

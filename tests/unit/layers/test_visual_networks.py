@@ -16,7 +16,7 @@ from vlm.layers.images.tiles import TiledVisionConfig
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
 from vlm.layers.quant.quantization import Quantization
-from vlm.ops.activated import activated
+from vlm.ops.products.activated import activated
 from vlm.registry.catalogs import model_spec
 from vlm.requests.image import Image
 from vlm_app.reference.huggingface import in_tiles

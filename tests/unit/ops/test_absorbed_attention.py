@@ -22,12 +22,12 @@ from vlm.layers import attention
 from vlm.layers.attention import CrossAttention
 from vlm.layers.context import ModelContext
 from vlm.layers.quant.int8 import Int8
-from vlm.ops.absorbed_attention import absorbed_attention, has_kernel
+from vlm.ops.attention.absorbed_attention import absorbed_attention, has_kernel
+from vlm.ops.attention.paged_attention import paged_attention
 from vlm.ops.attention_variant import AttentionVariant
 from vlm.ops.kernels import absorbed_attention as kernels
 from vlm.ops.kernels import nvrtc
-from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import HiddenRows, KVCache
+from vlm.ops.layouts.paged_kv import HiddenRows, KVCache
 from vlm.parallel.mapping import Mapping
 
 EXAMPLES = ROOT / "examples"

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from vlm.ops.kernels import attend, nvrtc, paged_attention
-from vlm.ops.paged_kv import PagedKV
+from vlm.ops.layouts.paged_kv import PagedKV
 
 CONSTANTS = {
     "X_TYPE": 0, "KV_TYPE": 0, "HEADS": 16, "GROUP": 1, "DIM": 64, "HALF": 0, "BLOCK": 32, "CLUSTER": 8, "WARPS": 4,

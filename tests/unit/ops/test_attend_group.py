@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from vlm.ops.kernels import attend_group, nvrtc
-from vlm.ops.paged_kv import PagedKV
+from vlm.ops.layouts.paged_kv import PagedKV
 
 pytestmark = pytest.mark.slow  # it compiles all variants
 CONSTANTS = {

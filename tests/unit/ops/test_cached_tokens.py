@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from vlm.engine.block_manager import BlockManager
-from vlm.ops.kv_write import kv_write
-from vlm.ops.paged_attention import cached_tokens
-from vlm.ops.paged_kv import KVCache, PagedKV
+from vlm.ops.attention.kv_write import kv_write
+from vlm.ops.attention.paged_attention import cached_tokens
+from vlm.ops.layouts.paged_kv import KVCache, PagedKV
 
 BLOCK, HEADS, DIM, LENGTH = 4, 2, 3, 10
 CPU = torch.device("cpu")

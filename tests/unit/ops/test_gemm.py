@@ -14,8 +14,8 @@ from vlm.ops.kernels import gemm, nvrtc
 from vlm.ops.kernels import gemm_shapes as shapes
 from vlm.ops.kernels.gemm_shapes import BFLOAT16, E4M3, FLOAT16
 from vlm.ops.kernels.gemv import ACTIVATIONS
-from vlm.ops.linear import linear
-from vlm.ops.w8a8 import product, rounded
+from vlm.ops.products.linear import linear
+from vlm.ops.products.w8a8 import product, rounded
 
 PROCESSORS, MEMORY = 132, 227 * 1024  # an H200's, and the bytes of a processor
 SIZES = ((512, 512), (512, 2048), (1024, 1024), (4096, 1024), (4096, 12288), (4096, 22016), (11008, 4096), (64, 4))

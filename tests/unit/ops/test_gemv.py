@@ -20,7 +20,7 @@ from vlm.ops import add_rms_norm
 from vlm.ops.activation import Activation
 from vlm.ops.kernels import add_lora, gemv, nvrtc
 from vlm.ops.kernels.norms_ahead import LAYER_NORM, NO_NORM, RMS_NORM, Norm, NormsAhead
-from vlm.ops.norms_ahead import norms_ahead
+from vlm.ops.products.norms_ahead import norms_ahead
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.is_there(), reason="this torch brings no NVRTC")
 SHAPE = gemv.Shape(gemv.INT8, inputs=1024, outputs=4096, groups=1, gated=False, zero=False, processors=132)

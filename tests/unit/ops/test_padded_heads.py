@@ -19,10 +19,10 @@ from vlm.api.pipeline import Pipeline
 from vlm.backends.torch import TorchBackend
 from vlm.layers import heads
 from vlm.layers.adapters.lora import LoraWeights
-from vlm.ops.add_lora import add_lora
-from vlm.ops.linear import linear
-from vlm.ops.lora_matrices import LoraMatrices
-from vlm.ops.padded_rows import padded, with_padding
+from vlm.ops.layouts.lora_matrices import LoraMatrices
+from vlm.ops.layouts.padded_rows import padded, with_padding
+from vlm.ops.products.add_lora import add_lora
+from vlm.ops.products.linear import linear
 
 MODELS = {
     "gpt2": lambda: tiny.gpt2(vocab_size=61),

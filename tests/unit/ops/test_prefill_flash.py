@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.kits.kernels import hopper_kit
+from vlm.ops.attention.prefill_attention import tiles_of
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend_group, nvrtc, prefill_flash
-from vlm.ops.paged_kv import MOST, KVCache, PagedKV
-from vlm.ops.prefill_attention import tiles_of
+from vlm.ops.layouts.paged_kv import MOST, KVCache, PagedKV
 
 pytestmark = pytest.mark.slow  # it compiles all variants
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from vlm.ops import entropy_filters, sample
+from vlm.ops.sampling import entropy_filters, sample
 
 
 def hugging_face(logits, temperature, top_k, top_p, min_p):

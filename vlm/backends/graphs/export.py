@@ -20,7 +20,8 @@ from vlm.backends.graphs.networks import GRAPHS
 from vlm.backends.graphs.quantized_linear import products_as_nodes
 from vlm.errors import ConfigError
 from vlm.layers.attention import Attention, MergedAttention
-from vlm.ops import add_rms_norm, rotary, slot_attention
+from vlm.ops import add_rms_norm
+from vlm.ops.attention import rotary, slot_attention
 
 OPSET = 24  # attention over lengths, writes into caches
 TOWER_OPSET = 18  # visual encoders: attention in plain matrix products, which every runtime takes as they are

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vlm.backends.graphs.quantized_linear import INPUTS
-from vlm.ops.int4_packing import levels4
+from vlm.ops.layouts.int4_packing import levels4
 
 MIDDLE = 8  # the level of a symmetric weight of 0 in 4 bits
 

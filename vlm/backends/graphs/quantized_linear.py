@@ -16,8 +16,8 @@ from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.layers.quant.w8a8 import W8A8
-from vlm.ops.activated import activated
 from vlm.ops.activation import Activation
+from vlm.ops.products.activated import activated
 
 DOMAIN, PRODUCT = "vlm", "QuantizedLinear"
 INPUTS = ("x", "weight", "scale", "zero", "input_scale")

@@ -16,7 +16,7 @@ from vlm.backends.graphs.io import GraphIO
 from vlm.backends.graphs.networks import GRAPHS
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.errors import EngineError, listed
-from vlm.ops.slot_attention import ATTENTION
+from vlm.ops.attention.slot_attention import ATTENTION
 
 # of the largest value of an output; what a graph in 16 bits holds as constants is rounded
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}

@@ -22,7 +22,7 @@ from vlm.convert.rules import Step
 from vlm.errors import CheckpointError, ConfigError
 from vlm.layers.quant.methods import quantization_of
 from vlm.layers.quant.producer import FOLDED
-from vlm.ops.int4_packing import unpacked4
+from vlm.ops.layouts.int4_packing import unpacked4
 
 Read = Callable[[], Tensor]
 # method -> format, bits, type, are inputs rounded?

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.convert.quantized.layer import Read
-from vlm.ops.int4_packing import packed4
+from vlm.ops.layouts.int4_packing import packed4
 
 ZERO_LEVEL = {4: 8, 8: 128}  # of symmetric weights
 ROUNDED_AGAIN = "its weights of 8 bits are rounded again, to int8 with a scale for each channel"

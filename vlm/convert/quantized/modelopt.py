@@ -25,7 +25,7 @@ from vlm.convert.quantized.layer import (
     own,
 )
 from vlm.errors import ConfigError, cut, listed
-from vlm.ops.int4_packing import packed4
+from vlm.ops.layouts.int4_packing import packed4
 
 METHODS = {
     "FP8": "fp8",

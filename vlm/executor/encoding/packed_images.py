@@ -23,8 +23,8 @@ from vlm.executor.networks import rounding_ahead
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.images.patches import PatchedVisionConfig, PatchLayout
 from vlm.layers.metadata.packed import PackedMetadata
-from vlm.ops.packed_attention import tiles_of
-from vlm.ops.tiles import TILE_ROWS
+from vlm.ops.attention.packed_attention import tiles_of
+from vlm.ops.layouts.tiles import TILE_ROWS
 from vlm.parallel.collectives import Ranks
 from vlm.requests.image import Image
 

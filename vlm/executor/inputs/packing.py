@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vlm.executor.inputs.upload import pack, view
-from vlm.ops import prefill_attention
-from vlm.ops.packed_attention import tiles_of
+from vlm.ops.attention import prefill_attention
+from vlm.ops.attention.packed_attention import tiles_of
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from vlm.executor.kv_cache import absorbing_pays
 from vlm.executor.state.batch_state import BatchState
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.layers.metadata.paged import PagedMetadata
-from vlm.ops.paged_kv import KVCache
+from vlm.ops.layouts.paged_kv import KVCache
 
 
 class PagedBatches:

@@ -25,9 +25,9 @@ from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.sampling.sampler import DecodeRows, Sampler
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.layers.quant.w8a8 import rounds_rows
-from vlm.ops import beam_search
-from vlm.ops.norms_ahead import norms_ahead
-from vlm.ops.paged_kv import KVCache
+from vlm.ops.layouts.paged_kv import KVCache
+from vlm.ops.products.norms_ahead import norms_ahead
+from vlm.ops.sampling import beam_search
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 Step = Callable[[DecodeRows, SamplingPlan], None]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vlm.ops.draft_state import NONE
-from vlm.ops.last_tokens import last_tokens
-from vlm.ops.sequence_state import SequenceState
+from vlm.ops.sampling.last_tokens import last_tokens
+from vlm.ops.state.drafts import NONE
+from vlm.ops.state.sequences import SequenceState
 
 
 class StepRows(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.inputs.packing import power_of_two
-from vlm.ops.sequence_state import SequenceState
+from vlm.ops.state.sequences import SequenceState
 from vlm.requests.sequence import Sequence
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from vlm.executor.inputs.packing import power_of_two
-from vlm.ops.beam_state import Groups
-from vlm.ops.logits_processors import PLAIN, Processing
+from vlm.ops.sampling.logits_processors import PLAIN, Processing
+from vlm.ops.state.beams import Groups
 from vlm.requests.sampling_params import SharedSettings
 from vlm.requests.sequence import Sequence
 

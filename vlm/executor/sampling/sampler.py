@@ -11,13 +11,13 @@ from vlm.executor.sampling.logits_recorder import LogitsRecorder
 from vlm.executor.sampling.plan import SamplingPlan
 from vlm.executor.state.batch_state import BatchState
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops import beam_search, logits_processors
-from vlm.ops.append_likeliest import append_likeliest
-from vlm.ops.append_sampled import append_sampled
-from vlm.ops.beam_state import Groups, RowScores
-from vlm.ops.prompt_lookup import propose
-from vlm.ops.token_rules import END, row_rules
-from vlm.ops.topk_logprobs import topk_logprobs
+from vlm.ops.sampling import beam_search, logits_processors
+from vlm.ops.sampling.append_likeliest import append_likeliest
+from vlm.ops.sampling.append_sampled import append_sampled
+from vlm.ops.sampling.prompt_lookup import propose
+from vlm.ops.sampling.topk_logprobs import topk_logprobs
+from vlm.ops.state.beams import Groups, RowScores
+from vlm.ops.state.token_rules import END, row_rules
 from vlm.requests.finish import RUNNING
 
 
@@ -40,7 +40,7 @@ class Sampler:
     logits: LogitsRecorder
 
     def propose(self, rows: DecodeRows, plan: SamplingPlan, vocab_size: int) -> Tensor:
-        """Proposes the next tokens of every row that is no beam, [drafts, R] int32: see vlm.ops.prompt_lookup."""
+        """Proposes next tokens of every row that is no beam, [drafts, R] int32: see vlm.ops.sampling.prompt_lookup."""
         return propose(self.state.slots, self.state.drafts, rows.single, plan.drafts, vocab_size)
 
     def verify(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan, proposed: Tensor) -> None:

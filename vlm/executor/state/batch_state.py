@@ -23,11 +23,11 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.state.rule_table import PackedRules, RuleTable, rules_of
 from vlm.executor.state.slot_upload import SlotUpload
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
-from vlm.ops.draft_state import DraftState
-from vlm.ops.penalty_state import PenaltyState
-from vlm.ops.sample import SamplingState
-from vlm.ops.sequence_state import SequenceState
+from vlm.ops.state.beams import NONE, BeamState, EarlyStopping
+from vlm.ops.state.drafts import DraftState
+from vlm.ops.state.penalties import PenaltyState
+from vlm.ops.state.sampling import SamplingState
+from vlm.ops.state.sequences import SequenceState
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
 from vlm.requests.sampling_params import SharedSettings

@@ -1,4 +1,4 @@
-"""The host's side of `vlm.ops.token_rules`: what requests say about tokens, packed for the device."""
+"""The host's side of `vlm.ops.state.token_rules`: what requests say about tokens, packed for the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vlm.executor.inputs.packing import power_of_two
 from vlm.executor.inputs.upload import upload
-from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
+from vlm.ops.state.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
 

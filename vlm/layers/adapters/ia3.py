@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.layers.adapters.base import AdapterRoom, BaseLayer, Move, Product
-from vlm.ops.scale_rows import scale_rows
+from vlm.ops.products.scale_rows import scale_rows
 
 
 @dataclass(frozen=True)

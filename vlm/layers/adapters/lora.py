@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.layers.adapters.base import AdapterRoom, BaseLayer, Move, Product
-from vlm.ops.add_lora import add_lora
-from vlm.ops.lora_matrices import LoraMatrices
+from vlm.ops.layouts.lora_matrices import LoraMatrices
+from vlm.ops.products.add_lora import add_lora
 
 
 class LoraWeights(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm.ops.patch_convolution import patch_convolution
+from vlm.ops.products.patch_convolution import patch_convolution
 
 
 class _Within:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vlm.ops.attention_variant import Scores
-from vlm.ops.paged_kv import HiddenRows
+from vlm.ops.layouts.paged_kv import HiddenRows
 
 
 class AttentionMetadata:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from vlm.layers.metadata.base import AttentionMetadata
+from vlm.ops.attention.kv_write import kv_write
+from vlm.ops.attention.merged_attention import merged_attention
+from vlm.ops.attention.paged_attention import paged_attention
+from vlm.ops.attention.prefill_attention import prefill_attention
+from vlm.ops.attention.rotary import rotary_kv_write
+from vlm.ops.attention.step_attention import step_attention
 from vlm.ops.attention_variant import Scores
-from vlm.ops.kv_write import kv_write
-from vlm.ops.merged_attention import merged_attention
-from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import HiddenRows, KVCache, NewTokens
-from vlm.ops.prefill_attention import prefill_attention
-from vlm.ops.rotary import rotary_kv_write
-from vlm.ops.step_attention import step_attention
+from vlm.ops.layouts.paged_kv import HiddenRows, KVCache, NewTokens
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class PagedMetadata(AttentionMetadata):
     places: Tensor  # [R] int32: of each row in its sequence
     self_lengths: Tensor  # [R] int32: places + 1
     cross_lengths: Tensor | None = None  # [R] int32; None without cross-attention
-    tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: of a decode step
+    tiles: Tensor | None = (
+        None  # [T, 4] int32: a prefill's (vlm.ops.attention.prefill_attention); None: a decode step's
+    )
     several: bool = False  # has a sequence more than one row of a decode step, which see those before?
     absorbs: bool = False  # does cross-attention read the encoder's rows, not their keys and values?
 

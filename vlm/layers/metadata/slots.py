@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vlm.layers.metadata.base import AttentionMetadata
+from vlm.ops.attention.rotary import slot_rotary
+from vlm.ops.attention.slot_attention import slot_attention, slot_write
 from vlm.ops.attention_variant import Scores
-from vlm.ops.rotary import slot_rotary
-from vlm.ops.slot_attention import slot_attention, slot_write
 
 Caches = list[tuple[Tensor, Tensor]]  # a layer: keys and values [B, H, T, D]
 

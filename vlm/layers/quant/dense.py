@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.ops.activation import Activation
-from vlm.ops.linear import linear as matmul
+from vlm.ops.products.linear import linear as matmul
 
 
 class Dense:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.layers.quant.w8a8 import W8A8
-from vlm.ops.w8a8 import rounded
+from vlm.ops.products.w8a8 import rounded
 
 FP8 = torch.float8_e4m3fn
 MOST = torch.finfo(FP8).max

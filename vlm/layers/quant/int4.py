@@ -13,8 +13,8 @@ from vlm.errors import ConfigError
 from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.ops.activation import Activation
-from vlm.ops.int4_packing import levels4, packed4, unpacked4
-from vlm.ops.quantized_linear import linear4
+from vlm.ops.layouts.int4_packing import levels4, packed4, unpacked4
+from vlm.ops.products.quantized_linear import linear4
 
 LEVELS = 16
 MIDDLE = 8  # what a symmetric weight of 0 is kept as

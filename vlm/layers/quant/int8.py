@@ -12,7 +12,7 @@ from torch import Tensor
 from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.ops.activation import Activation
-from vlm.ops.quantized_linear import linear8
+from vlm.ops.products.quantized_linear import linear8
 
 MOST = 127  # -128 is not used: the range is symmetric
 

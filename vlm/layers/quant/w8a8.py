@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vlm.layers.quant.int8 import Int8
 from vlm.ops.activation import Activation
-from vlm.ops.w8a8 import w8a8
+from vlm.ops.products.w8a8 import w8a8
 
 
 @dataclass(frozen=True)

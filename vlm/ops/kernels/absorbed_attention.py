@@ -20,8 +20,8 @@ from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.kernels.nvrtc import LINE
-from vlm.ops.paged_kv import HiddenRows
-from vlm.ops.tiles import PROGRAM_HEADS
+from vlm.ops.layouts.paged_kv import HiddenRows
+from vlm.ops.layouts.tiles import PROGRAM_HEADS
 
 COLUMNS, WIDEST = 256, 1024  # of which the width is a multiple, up to this
 STAGES = 4  # of a program, the first of which has the queries before

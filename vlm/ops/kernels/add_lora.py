@@ -20,7 +20,7 @@ from torch import Tensor
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.device import num_processors
 from vlm.ops.kernels.norms_ahead import launch_waiting
-from vlm.ops.lora_matrices import TILE, LoraMatrices
+from vlm.ops.layouts.lora_matrices import TILE, LoraMatrices
 
 FEW, MANY = 16, 64  # rows of a tile: the fewest that tensor cores multiply; of prompts and encoders
 PREFILL_ROWS = 1024  # from which on tiles are MANY

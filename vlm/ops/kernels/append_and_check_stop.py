@@ -15,7 +15,7 @@ from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 
 if TYPE_CHECKING:
-    from vlm.ops.sequence_state import SequenceState
+    from vlm.ops.state.sequences import SequenceState
 
 STOP_CHUNK = 128  # end tokens looked at together
 

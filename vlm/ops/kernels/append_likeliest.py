@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vlm.ops.kernels.append_and_check_stop import append_and_check_stop
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
-from vlm.ops.padded_rows import VECTOR
+from vlm.ops.layouts.padded_rows import VECTOR
 
 if TYPE_CHECKING:
-    from vlm.ops.sequence_state import SequenceState
+    from vlm.ops.state.sequences import SequenceState
 
 # tokens of the vocabulary, and warps, of a program: the fastest of nine on an H200 with 1 and 32 rows, and with 128
 FEW_ROWS, FEW_ROWS_PART, MANY_ROWS_PART = 32, (1024, 2), (4096, 8)

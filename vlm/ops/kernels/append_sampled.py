@@ -14,11 +14,12 @@ from vlm.ops.kernels.append_and_check_stop import append_and_check_stop
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.draw import drawn_of_all, drawn_of_top_k, noise, scaled
 from vlm.ops.kernels.jit import jit
-from vlm.ops.sample import LEAST_TEMPERATURE, log_probability, sample
+from vlm.ops.sampling.sample import log_probability, sample
+from vlm.ops.state.sampling import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
-    from vlm.ops.sample import SamplingState
-    from vlm.ops.sequence_state import SequenceState
+    from vlm.ops.state.sampling import SamplingState
+    from vlm.ops.state.sequences import SequenceState
 
 # tokens of a part, and those that a row's program looks at together: the same for any number of rows, as sums are
 PART, CHUNK = 2048, 8192
@@ -61,7 +62,7 @@ def _parts(
 
 @jit
 def _nucleus(p_ptr, decay_ptr, least_ptr, steps_ptr, slot):
-    """Returns top_p as it is now: see vlm.ops.sample.SamplingState."""
+    """Returns top_p as it is now: see vlm.ops.state.sampling.SamplingState."""
     p, decay, steps = tl.load(p_ptr + slot), tl.load(decay_ptr + slot), tl.load(steps_ptr + slot)
     shrunk = tl.maximum(p * tl.exp2(tl.log2(decay) * steps), tl.load(least_ptr + slot))
     return tl.where((steps == 0) | (decay == 1.0), p, shrunk)

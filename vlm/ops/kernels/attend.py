@@ -15,7 +15,7 @@ from vlm.ops.attention_variant import AttentionVariant
 from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import num_processors
-from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
+from vlm.ops.layouts.paged_kv import MOST, NewTokens, PagedKV
 
 X_TYPES = {torch.float16: 0, torch.bfloat16: 1}
 KV_TYPES = X_TYPES | {torch.int8: 2, torch.float8_e4m3fn: 3}

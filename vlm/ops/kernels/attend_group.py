@@ -18,7 +18,7 @@ from vlm.ops.kernels import nvrtc
 from vlm.ops.kernels.attend import SLICE, WARPS, constants_of, has_whole_slices, inputs_of, reach_of, strides_of
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import device_properties, num_processors
-from vlm.ops.paged_kv import MOST, NewTokens, PagedKV
+from vlm.ops.layouts.paged_kv import MOST, NewTokens, PagedKV
 
 TOKENS = 16  # as in attend_group.cu: of a stage
 MOST_HEADS = 16  # rows of a product

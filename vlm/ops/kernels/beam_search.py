@@ -1,6 +1,7 @@
 """A step of beam search in three kernels: choose (a program a group), move the histories, reorder the block tables.
 
-The same maths as `vlm.ops.beam_search`, whose names these are; equal scores are taken in the order of their index.
+The same maths as `vlm.ops.sampling.beam_search`, whose names these are; equal scores are taken in the order of their
+index.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 from vlm.ops.kernels.jit import jit
 
 if TYPE_CHECKING:
-    from vlm.ops.beam_state import BeamState, Groups, RowScores
-    from vlm.ops.sequence_state import SequenceState
+    from vlm.ops.state.beams import BeamState, Groups, RowScores
+    from vlm.ops.state.sequences import SequenceState
 
 TILE = 128  # columns of a history a program moves
 

@@ -22,7 +22,7 @@ def _mix(x):
 
 @jit
 def noise(seed, position, i):
-    """Returns standard Gumbel noise: see vlm.ops.sample.gumbel."""
+    """Returns standard Gumbel noise: see vlm.ops.sampling.sample.gumbel."""
     row = _mix(seed.to(tl.uint32)) ^ _mix((seed >> 32).to(tl.uint32) + 0x51ED270B)
     row = _mix(_mix(row) ^ (position.to(tl.uint32) + 0x2545F491))
     bits = _mix(row ^ (i.to(tl.uint32) * 0x9E3779B1))

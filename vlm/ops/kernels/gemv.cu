@@ -4,7 +4,7 @@
 // A program computes tiles of 16 outputs, whose rows of the weight come in two boxes of 8. One warp copies: it requests
 // the first parts of the weight before the kernels ahead of this one have ended, and each further one as soon as its
 // place is free and few enough are on their way. WARPS warps multiply: of a stage each has PIECES times 64 bytes of every
-// row, which lie as the tensor cores' products take them (vlm.ops.int4_packing). The sums of the warps meet once, in the
+// row, which lie as the tensor cores' products take them (vlm.ops.layouts.int4_packing). The sums of the warps meet once, in the
 // end. Every program normalizes the whole row for itself.
 //
 // Where the weight is not of x's type, each warp prepares those values of x that it multiplies, and waits for no other

@@ -162,8 +162,8 @@ def linear(
     activation: Activation | None = None,
 ) -> Tensor:
     """Returns the activation of x Wᵀ + bias [1, N], x [1, K], for what `fits` says yes to: weight [N, K] of 8 bits with
-    scale [N, 1], or [N, K / 2] as vlm.ops.int4_packing.packed4 has it with scale and zero [N, groups], or in the type
-    of x without a scale."""
+    scale [N, 1], or [N, K / 2] as vlm.ops.layouts.int4_packing.packed4 has it with scale and zero [N, groups], or in
+    the type of x without a scale."""
     shape, width = _shape(x, weight, scale, zero, activation), len(weight)
     norm = None if (ahead := NormsAhead.current()) is None else ahead.taken_norm(x)
     y = x.new_empty((1, width if activation is None else activation.width(width)), dtype=dtype)

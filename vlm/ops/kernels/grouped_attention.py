@@ -14,7 +14,7 @@ from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.splits import is_last, merge_group, share_of
-from vlm.ops.paged_kv import PagedKV
+from vlm.ops.layouts.paged_kv import PagedKV
 
 TILE = 64  # tokens a step of a program
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
-from vlm.ops.paged_kv import MOST, PagedKV
+from vlm.ops.layouts.paged_kv import MOST, PagedKV
 
 
 @dependent

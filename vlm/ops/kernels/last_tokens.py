@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
-from vlm.ops.sequence_state import SequenceState
+from vlm.ops.state.sequences import SequenceState
 
 
 @dependent

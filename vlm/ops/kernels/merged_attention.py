@@ -20,7 +20,7 @@ from vlm.ops.kernels.grouped_attention import attend_tile, store_result
 from vlm.ops.kernels.paged_attention import num_splits
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.kernels.splits import share_of
-from vlm.ops.paged_kv import MOST, PagedKV
+from vlm.ops.layouts.paged_kv import MOST, PagedKV
 
 
 @dependent

@@ -18,7 +18,7 @@ from vlm.ops.kernels.attention_variant import base_2_scores, constants, product_
 from vlm.ops.kernels.device import num_stages, num_warps
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.load_heads import load_heads
-from vlm.ops.tiles import TILE_ROWS
+from vlm.ops.layouts.tiles import TILE_ROWS
 
 TILE_KEYS = 64  # no fewer than rows of a tile: every row sees a key of the first tile of them, whatever its window
 

@@ -17,7 +17,7 @@ from vlm.ops.kernels import gemm, nvrtc
 from vlm.ops.kernels.attend import X_TYPES, has_slices
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import device_properties
-from vlm.ops.tiles import TILE_ROWS
+from vlm.ops.layouts.tiles import TILE_ROWS
 
 WARPS, KEYS, STAGES = 4, 64, 2  # as in packed_flash.cu
 PROGRAMS = {64: 4, 128: 3}  # of a processor, that registers are shared out among, by the width of a head

@@ -21,7 +21,7 @@ from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.kernels.splits import is_last, merge, share_of
-from vlm.ops.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
+from vlm.ops.layouts.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
 
 TILE, LONG_TILE = 32, 64  # tokens a step of a program of one warp, and of heads of more values than SHORT, up to LONG
 SHORT, LONG = 64, 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vlm.ops.paged_kv import PagedKV
+from vlm.ops.layouts.paged_kv import PagedKV
 
 
 def kernel_scales(kv: PagedKV) -> tuple[Tensor, Tensor]:

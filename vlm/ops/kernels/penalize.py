@@ -11,17 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.apply_rules import stuck_searches
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.topk_logprobs import topk_logprobs
-from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, acting
+from vlm.ops.sampling.apply_rules import stuck_searches
+from vlm.ops.state.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, acting
 
 if TYPE_CHECKING:
-    from vlm.ops.beam_state import Groups
-    from vlm.ops.penalty_state import PenaltyState
-    from vlm.ops.sequence_state import SequenceState
-    from vlm.ops.token_rules import TokenRules
+    from vlm.ops.state.beams import Groups
+    from vlm.ops.state.penalties import PenaltyState
+    from vlm.ops.state.sequences import SequenceState
+    from vlm.ops.state.token_rules import TokenRules
 
 # tokens of a history, of the vocabulary, and before a rule's, that a program looks at together
 TILE, PART, PREFIX_TILE = 256, 2048, 16

@@ -23,8 +23,8 @@ from vlm.ops.kernels.eight_bits import in_16_bits, query_for_8_bits, relative
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.load_heads import load_heads
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
-from vlm.ops.paged_kv import PagedKV
-from vlm.ops.tiles import TILE_ROWS
+from vlm.ops.layouts.paged_kv import PagedKV
+from vlm.ops.layouts.tiles import TILE_ROWS
 
 TILE_KEYS = 64
 

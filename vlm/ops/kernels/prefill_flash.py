@@ -18,7 +18,7 @@ from vlm.ops.kernels.attend import KV_TYPES, SLICE, X_TYPES, has_slices
 from vlm.ops.kernels.attention_variant import product_scale
 from vlm.ops.kernels.device import device_properties, num_processors
 from vlm.ops.kernels.paged_kv import scale_stride
-from vlm.ops.paged_kv import MOST, PagedKV
+from vlm.ops.layouts.paged_kv import MOST, PagedKV
 
 THREADS = 384  # as in prefill_flash.cu: two groups that attend, one that copies
 ALIGNED = 1024  # where stages begin

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.draft_state import MAX_NGRAM, DraftState
 from vlm.ops.kernels.jit import jit
-from vlm.ops.sequence_state import SequenceState
+from vlm.ops.state.drafts import MAX_NGRAM, DraftState
+from vlm.ops.state.sequences import SequenceState
 from vlm.requests.finish import RUNNING
 
 TILE = 512  # places

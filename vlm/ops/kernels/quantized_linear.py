@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.activation import Activation
-from vlm.ops.int4_packing import chunk_of
 from vlm.ops.kernels import gemv
 from vlm.ops.kernels.activation import constants, finished, outputs, store
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.eight_bits import int8_to_float16
 from vlm.ops.kernels.jit import jit
+from vlm.ops.layouts.int4_packing import chunk_of
 
 WIDE = 8192  # outputs beyond which programs of whole rows are as many as the GPU runs at once
 
@@ -233,8 +233,8 @@ def linear4(
     dtype: torch.dtype,
     activation: Activation | None = None,
 ) -> Tensor:
-    """Returns the activation of x Wᵀ + bias [R, N], x [R, K] and W as vlm.ops.int4_packing.unpacked4 has it, for what
-    `linear4_fits` says yes to."""
+    """Returns the activation of x Wᵀ + bias [R, N], x [R, K] and W as vlm.ops.layouts.int4_packing.unpacked4 has it,
+    for what `linear4_fits` says yes to."""
     if gemv.fits(x, packed, scale, zero, activation):
         return gemv.linear(x, packed, scale, zero, bias, dtype, activation)
     (rows, inputs), num_outputs, chunk = x.shape, len(packed), chunk_of(x.shape[1])

@@ -13,7 +13,7 @@ from vlm.ops.kernels.heads import FEW, heads_each
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.kv_write import kv_write, store_quantized
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
-from vlm.ops.paged_kv import MOST, PagedKV
+from vlm.ops.layouts.paged_kv import MOST, PagedKV
 
 
 @jit

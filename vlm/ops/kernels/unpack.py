@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.int4_packing import chunk_of
 from vlm.ops.kernels.jit import jit
+from vlm.ops.layouts.int4_packing import chunk_of
 
 WIDTH = 1024  # bytes of a row that a program reads
 
@@ -45,7 +45,7 @@ def unpacked8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unpacked4(packed: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Returns what vlm.ops.int4_packing.unpacked4 says in a type."""
+    """Returns what vlm.ops.layouts.int4_packing.unpacked4 says in a type."""
     outputs, inputs = len(packed), 2 * packed.shape[1]
     y = torch.empty((outputs, inputs), dtype=dtype, device=packed.device)
     _unpack4[(outputs, triton.cdiv(packed.shape[1], WIDTH))](

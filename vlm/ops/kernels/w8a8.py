@@ -64,7 +64,7 @@ def _product(
 def rounded(
     rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None, least: float, most: float
 ) -> tuple[Tensor, Tensor]:
-    """Rounds as vlm.ops.w8a8.rounded says: by the kernel that makes the rows, where that waits."""
+    """Rounds as vlm.ops.products.w8a8.rounded says: by the kernel that makes the rows, where that waits."""
     count, inputs = rows.shape
     values = torch.empty((count, inputs), dtype=dtype, device=rows.device)
     scale = torch.empty((count, 1), dtype=torch.float32, device=rows.device)
@@ -88,7 +88,7 @@ def _warps(rows: int, width: int) -> int:
 def product(
     x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
-    """Returns what vlm.ops.w8a8.product says, without an activation."""
+    """Returns what vlm.ops.products.w8a8.product says, without an activation."""
     (rows, inputs), outputs = x.shape, len(weight)
     assert x.is_contiguous() and weight.is_contiguous()
     if _is_for_library(x, weight, dtype, bias):

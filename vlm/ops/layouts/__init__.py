@@ -1,0 +1,1 @@
+"""How tensors lie that operations share with their kernels."""

@@ -1,0 +1,1 @@
+"""Logits -> the next tokens of sequences: a file an operation."""

@@ -1,0 +1,1 @@
+"""What the device keeps of each sequence between steps, in slots."""
