@@ -7,12 +7,12 @@ from vlm.layers.quant.fp8 import MOST as LARGEST_FP8
 from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import MOST as LARGEST_INT8
-from vlm.quantize.algorithm import Algorithm
-from vlm.quantize.awq import Awq
+from vlm.quantize.algorithms.awq import Awq
+from vlm.quantize.algorithms.base import Algorithm
+from vlm.quantize.algorithms.gptq import Gptq
+from vlm.quantize.algorithms.rtn import RoundToNearest
+from vlm.quantize.algorithms.smoothquant import SmoothQuant
 from vlm.quantize.config import SCALED, QuantizeConfig
-from vlm.quantize.gptq import Gptq
-from vlm.quantize.rtn import RoundToNearest
-from vlm.quantize.smoothquant import SmoothQuant
 
 LARGEST_INPUT = {"fp8": float(LARGEST_FP8), "w8a8": float(LARGEST_INT8)}
 

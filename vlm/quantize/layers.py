@@ -13,7 +13,7 @@ from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.roles import RoleWeights
 from vlm.artifacts.weights import Layout, TensorFiles, TensorSource, write_tensors
 from vlm.layers.quant.quantization import Quantization
-from vlm.quantize.algorithm import Parameters
+from vlm.quantize.algorithms.base import Parameters
 from vlm.quantize.folding import Fold
 from vlm.registry.catalogs import model_spec
 from vlm.registry.weights.quantized import QuantizedLayer, own_types, quantized_layers

@@ -17,7 +17,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
-from vlm.quantize.algorithm import output_error
+from vlm.quantize.algorithms.base import output_error
 from vlm.quantize.calibration import Calibration, forced, recording
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.create import create_algorithm

@@ -14,11 +14,11 @@ from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.layers.quant.quantization import Quantization
 from vlm.layers.quant.w8a8 import W8A8
-from vlm.quantize.algorithm import output_error, product
-from vlm.quantize.awq import Awq
-from vlm.quantize.gptq import Gptq, inverse_factor
-from vlm.quantize.rtn import RoundToNearest
-from vlm.quantize.smoothquant import SmoothQuant
+from vlm.quantize.algorithms.awq import Awq
+from vlm.quantize.algorithms.base import output_error, product
+from vlm.quantize.algorithms.gptq import Gptq, inverse_factor
+from vlm.quantize.algorithms.rtn import RoundToNearest
+from vlm.quantize.algorithms.smoothquant import SmoothQuant
 from vlm.quantize.statistics import Needs, Recorder, Statistics
 
 OUT, IN, GROUP = 24, 64, 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vlm.layers.quant.base import LinearMethod
-from vlm.quantize.algorithm import Parameters
+from vlm.quantize.algorithms.base import Parameters
 from vlm.quantize.statistics import Needs, Statistics
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vlm.layers.quant.base import LinearMethod
-from vlm.quantize.algorithm import Parameters, output_error
-from vlm.quantize.rtn import RoundToNearest
+from vlm.quantize.algorithms.base import Parameters, output_error
+from vlm.quantize.algorithms.rtn import RoundToNearest
 from vlm.quantize.statistics import Needs, Statistics
 
 SAMPLED_ROWS = 512  # of inputs, on which candidates are compared

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.quantize.input_scaling import SMALLEST, InputScaling
+from vlm.quantize.algorithms.input_scaling import SMALLEST, InputScaling
 from vlm.quantize.statistics import Statistics
 
 ALPHAS = tuple(step / 10 for step in range(1, 10))

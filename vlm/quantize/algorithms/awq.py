@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vlm.layers.quant.int4 import Int4
-from vlm.quantize.algorithm import Parameters
-from vlm.quantize.input_scaling import InputScaling, best, normalized
+from vlm.quantize.algorithms.base import Parameters
+from vlm.quantize.algorithms.input_scaling import InputScaling, best, normalized
 from vlm.quantize.statistics import Statistics
 
 STEPS = 20  # of alpha, from 0 on

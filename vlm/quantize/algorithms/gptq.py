@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm.errors import InputError
 from vlm.layers.quant.int4 import Int4
-from vlm.quantize.algorithm import Parameters
+from vlm.quantize.algorithms.base import Parameters
 from vlm.quantize.statistics import Needs, Statistics
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it

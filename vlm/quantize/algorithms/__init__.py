@@ -1,0 +1,1 @@
+"""Algorithms of quantization, a file each."""
