@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm.errors import DocumentError, InputError, counted
-from vlm.processing.media.documents import Document, open_document
+from vlm.processing.media.documents.document import Document, open_document
 from vlm.processing.media.images import Detail
 from vlm_app.core.overlay import draw, regions_of
 

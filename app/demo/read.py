@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from vlm.processing.media.documents import IMAGE_SUFFIXES, PDF_SUFFIX
+from vlm.processing.media.documents.document import IMAGE_SUFFIXES, PDF_SUFFIX
 from vlm_app.demo import documents, examples, told
 from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.models import Models

@@ -125,7 +125,7 @@ def _line(item: Item) -> Item:
 
 def _pages(sources: Iterable[Any]) -> Iterator[Sample | str]:
     """Yields pages, and for a document that cannot be opened why."""
-    from vlm.processing.media.documents import document_pages
+    from vlm.processing.media.documents.document import document_pages
 
     for source in sources:
         try:

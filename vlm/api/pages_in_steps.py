@@ -10,7 +10,7 @@ from typing import Any
 from vlm.api.outputs import Output
 from vlm.errors import InputError, VlmError
 from vlm.processing.chat.conversation import Conversation, ImagePart, Message
-from vlm.processing.media.page_parts import PageImage, PagePart, check_blocks
+from vlm.processing.media.documents.page_parts import PageImage, PagePart, check_blocks
 from vlm.registry.page_steps import Ask, Block, PageSteps
 from vlm.requests.pixels import ImagePixels
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError
-from vlm.processing.media.pdf_document import PDFIUM
+from vlm.processing.media.documents.pdf import PDFIUM
 from vlm_app.bench.pages.layout import HEIGHT, WIDTH, Line, Page, Rule
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from vlm.processing.media.documents import open_document
+from vlm.processing.media.documents.document import open_document
 from vlm_app.bench.clock import repeated
 from vlm_app.bench.pages.documents import Corpus
 from vlm_app.bench.systems.page_job import WARM_UP_TOKENS, PageJob

@@ -208,7 +208,7 @@ def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> No
 def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
     """Returns the source itself where it is a picture; of a document, and of anything with --pages, its pages. Raises
     ImageError and DocumentError for a file that is not there."""
-    from vlm.processing.media.documents import document_pages, has_pages
+    from vlm.processing.media.documents.document import document_pages, has_pages
     from vlm.processing.media.images import check_opens
 
     if has_pages(source) or (pages is not None and isinstance(source, str)):

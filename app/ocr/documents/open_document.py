@@ -14,7 +14,7 @@ from vlm_app.core.storage import LocalCopy, digest
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.media.documents import Document
+    from vlm.processing.media.documents.document import Document
     from vlm.processing.media.images import Detail
 
 MOST_HELD = 2**26  # bytes of a PDF that PDFium keeps in memory: what it has read of a file, until that is closed
@@ -27,8 +27,8 @@ class OpenDocument:
     """
 
     def __init__(self, path: Path):
-        from vlm.processing.media.documents import open_document
-        from vlm.processing.media.pdf_document import PDFIUM, PdfDocument
+        from vlm.processing.media.documents.document import open_document
+        from vlm.processing.media.documents.pdf import PDFIUM, PdfDocument
 
         self._copy = LocalCopy(path)
         with self._renamed():
@@ -64,7 +64,7 @@ class OpenDocument:
 
     def _free_in_time(self) -> None:
         """Opens the file again when so many pages have been read that memory would be filled with it."""
-        from vlm.processing.media.documents import open_document
+        from vlm.processing.media.documents.document import open_document
 
         self._held += self._page_size
         if self._held > MOST_HELD:

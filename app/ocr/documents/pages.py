@@ -128,7 +128,7 @@ def opened(work: Work, future: Future[Pages]) -> tuple[Opened, Pages] | Unreadab
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:
     """Returns the indices of the pages asked for that the document has; DocumentError where these are none."""
-    from vlm.processing.media.page_range import parse_pages
+    from vlm.processing.media.documents.page_range import parse_pages
 
     return tuple(range(num_pages) if pages is None else parse_pages(pages, num_pages))
 

@@ -57,7 +57,7 @@ def find_documents(paths: Iterable[str | Path]) -> SearchResult:
 
     Raises InputError for a path that does not exist, and when there is nothing to read.
     """
-    from vlm.processing.media.documents import supported_suffixes
+    from vlm.processing.media.documents.document import supported_suffixes
 
     paths = [location(path) for path in paths]
     search, other_files = FolderSearch(), Counter[str]()
@@ -84,7 +84,7 @@ def _is_link(source: Source) -> bool:
 
 
 def _documents(path: Path, search: FolderSearch, other_files: Counter[str]) -> Iterator[Source]:
-    from vlm.processing.media.documents import is_document
+    from vlm.processing.media.documents.document import is_document
 
     with reaching(path):
         if not path.exists():

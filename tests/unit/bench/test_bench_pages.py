@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vlm.errors import InputError
-from vlm.processing.media.documents import open_document
+from vlm.processing.media.documents.document import open_document
 from vlm_app.bench.pages.documents import WRITERS, write_documents
 from vlm_app.bench.pages.kinds import IMAGE_KINDS, KINDS, PDF_KINDS
 from vlm_app.bench.pages.layout import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, table_page, text_page

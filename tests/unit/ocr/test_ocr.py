@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
-from vlm.processing.media import documents
-from vlm.processing.media.pdf_document import PdfDocument
+from vlm.processing.media.documents import document as opening
+from vlm.processing.media.documents.pdf import PdfDocument
 from vlm.stage_clock import StageClock
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
@@ -354,8 +354,8 @@ def test_a_pdf_is_opened_again_before_its_pages_fill_the_memory(tmp_path, monkey
     whole = OpenDocument(path)
     pictures = [whole.render(page).tobytes() for page in range(6)]
     monkeypatch.setattr("vlm_app.ocr.documents.open_document.MOST_HELD", 2.5 * path.stat().st_size / 6)
-    own_open = documents.open_document
-    monkeypatch.setattr(documents, "open_document", lambda path: opened.append(path) or own_open(path))
+    own_open = opening.open_document
+    monkeypatch.setattr(opening, "open_document", lambda path: opened.append(path) or own_open(path))
     document = OpenDocument(path)
     assert [document.render(page).tobytes() for page in range(6)] == pictures
     assert len(opened) == 3  # two pages each

@@ -13,7 +13,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from tests.kits import media_kit as kit
 from vlm.errors import DocumentError, ImageError
-from vlm.processing.media.documents import (
+from vlm.processing.media.documents.document import (
     DocumentPage,
     content_document,
     document_pages,
@@ -21,7 +21,7 @@ from vlm.processing.media.documents import (
     is_document,
     open_document,
 )
-from vlm.processing.media.page_range import parse_pages
+from vlm.processing.media.documents.page_range import parse_pages
 from vlm_app.ocr.documents.open_document import OpenDocument
 
 pypdfium2 = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
@@ -131,7 +131,7 @@ def test_what_is_said_of_a_document_does_not_come_from_the_one_before(tmp_path):
 def test_a_refused_document_is_closed(pdf, monkeypatch):
     closed, close = [], pypdfium2.PdfDocument.close
     monkeypatch.setattr(pypdfium2.PdfDocument, "close", lambda own: closed.append(own) or close(own))
-    monkeypatch.setattr("vlm.processing.media.pdf_document.MAX_PAGES", 2)
+    monkeypatch.setattr("vlm.processing.media.documents.pdf.MAX_PAGES", 2)
     with pytest.raises(DocumentError, match="claims 3 pages, the limit is 2") as error:
         open_document(pdf)
     assert len(closed) == 1 and error.value.kind == "too large"

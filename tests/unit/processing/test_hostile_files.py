@@ -20,10 +20,10 @@ from tests.kits import hostile_kit as kit
 from visual_engines.images.image_processors import CLIP
 from vlm.errors import DocumentError, ImageError
 from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
-from vlm.processing.media.documents import is_pdf, open_document
+from vlm.processing.media.documents.document import is_pdf, open_document
+from vlm.processing.media.documents.pdf import PdfDocument
 from vlm.processing.media.image_processor import ImageProcessor
 from vlm.processing.media.images import FORMATS, load_image
-from vlm.processing.media.pdf_document import PdfDocument
 from vlm.registry.images.transforms import Transform
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"

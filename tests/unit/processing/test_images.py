@@ -155,7 +155,7 @@ def test_a_tiff_of_wide_planes_is_read_compressed_alone(tmp_path):
     ids=["JPEG 2000", "LERC", "WebP", "unknown", "64 bits"],
 )
 def test_a_sound_tiff_that_is_not_read_says_what_it_holds(tmp_path, tag, value, words):
-    from vlm.processing.media.documents import open_document
+    from vlm.processing.media.documents.document import open_document
 
     grey = saved(tmp_path, Image.new("F", (9, 9)), "x.tif")
     with_tag(grey, tag, {COMPRESSION: 1, BITSPERSAMPLE: 32}[tag], value)

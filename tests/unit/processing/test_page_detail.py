@@ -16,12 +16,12 @@ from tests.kits import media_kit as kit
 from visual_engines.images.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.errors import ImageError
-from vlm.processing.media import pdf_document, pdf_streams
-from vlm.processing.media.documents import DocumentPage, open_document
+from vlm.processing.media.documents import pdf, pdf_streams
+from vlm.processing.media.documents.document import DocumentPage, open_document
+from vlm.processing.media.documents.pdf import PdfDocument
+from vlm.processing.media.documents.pdf_streams import COMPARED, PIECE, AlteredImages, texts
 from vlm.processing.media.image_processor import ImageProcessor
 from vlm.processing.media.images import load_image
-from vlm.processing.media.pdf_document import PdfDocument
-from vlm.processing.media.pdf_streams import COMPARED, PIECE, AlteredImages, texts
 from vlm.processing.media.pool import MediaConfig
 from vlm.processing.media.reading import read_pixels
 from vlm.processing.media.sized_images import OVERSAMPLING
@@ -157,8 +157,8 @@ def scan(folder: Path, size: tuple[int, int] = (1700, 2200), **options) -> Path:
 
 def counted(monkeypatch) -> list[float]:
     """Returns the scales at which pages are drawn from now on."""
-    scales, drawn = [], pdf_document._drawn
-    monkeypatch.setattr(pdf_document, "_drawn", lambda page, scale: scales.append(scale) or drawn(page, scale))
+    scales, drawn = [], pdf._drawn
+    monkeypatch.setattr(pdf, "_drawn", lambda page, scale: scales.append(scale) or drawn(page, scale))
     return scales
 
 

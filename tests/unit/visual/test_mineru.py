@@ -14,7 +14,7 @@ from vlm.api.outputs import Output
 from vlm.api.pages_in_steps import PagesInSteps, lone_image
 from vlm.errors import ImageError, InputError
 from vlm.limits import MAX_PAGE_BLOCKS
-from vlm.processing.media.page_parts import PageImage, check_blocks
+from vlm.processing.media.documents.page_parts import PageImage, check_blocks
 from vlm.registry.page_steps import Block
 
 PAGE = (

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import LimitError, VlmError, counted
-from vlm.processing.media.documents import Document, content_document, is_pdf, may_have_pages
+from vlm.processing.media.documents.document import Document, content_document, is_pdf, may_have_pages
 from vlm.processing.media.image_processor import ProcessorSource
 from vlm.processing.media.images import Detail, Rendered, load_image
 from vlm.processing.media.pool import MediaConfig, MediaPool

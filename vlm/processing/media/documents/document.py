@@ -15,10 +15,10 @@ from PIL import Image
 from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, listed
 from vlm.limits import MAX_FRAMES, MAX_PIXELS
+from vlm.processing.media.documents.page_range import parse_pages
+from vlm.processing.media.documents.pdf import DPI, PdfDocument
 from vlm.processing.media.image_tags import check_tags, seek_frame
 from vlm.processing.media.images import Detail, begins_like_an_image, damage, decoded, open_image
-from vlm.processing.media.page_range import parse_pages
-from vlm.processing.media.pdf_document import DPI, PdfDocument
 from vlm.processing.media.sized_images import load_sized
 
 IMAGE_SUFFIXES = frozenset(

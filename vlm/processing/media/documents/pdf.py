@@ -16,9 +16,9 @@ from PIL import Image
 from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError
 from vlm.limits import MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
+from vlm.processing.media.documents.pdf_streams import AlteredImages
+from vlm.processing.media.documents.scanned_page import ScannedPage
 from vlm.processing.media.images import Detail
-from vlm.processing.media.pdf_streams import AlteredImages
-from vlm.processing.media.scanned_page import ScannedPage
 from vlm.processing.media.sized_images import sized
 
 DPI = 200  # enough for any model's input after its own scaling down

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import ImageError
+from vlm.processing.media.documents.pdf_streams import AlteredImages
 from vlm.processing.media.image_tags import without_turn
 from vlm.processing.media.images import check_size, damage, open_image
-from vlm.processing.media.pdf_streams import AlteredImages
 from vlm.processing.media.rgb import as_rgb
 
 MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
