@@ -22,11 +22,12 @@ from transformers import VisionEncoderDecoderModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.nougat import evaluate, fonts, foreign
+from training.nougat import evaluate, foreign
 from training.nougat.export import export, half_precision, read_run, write_card, write_results
 from training.nougat.loader import Loader
 from training.nougat.model import Trainer, build
-from training.nougat.pages import Renderer
+from training.nougat.typesetting import fonts
+from training.nougat.typesetting.pages import Renderer
 
 
 def arguments() -> argparse.Namespace:

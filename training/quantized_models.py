@@ -71,9 +71,9 @@ class Task:
 
 
 def pages(share: float) -> Task:
-    from training.nougat import fonts
     from training.nougat.evaluate import held_out_pages
-    from training.nougat.pages import KINDS, Renderer
+    from training.nougat.typesetting import fonts
+    from training.nougat.typesetting.pages import KINDS, Renderer
 
     renderer, rng = Renderer(fonts.installed(fonts.DEFAULT_FOLDER)), random.Random(1)
     held_out = held_out_pages(renderer, int(256 * share), 12345)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from training.nougat.model import normalize
-from training.nougat.pages import KINDS, Renderer
-from training.nougat.text import CHARACTERS, EOS
+from training.nougat.typesetting.pages import KINDS, Renderer
+from training.nougat.typesetting.text import CHARACTERS, EOS
 
 
 @dataclass(frozen=True)

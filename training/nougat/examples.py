@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from training.nougat import blocks
-from training.nougat.fonts import Face
-from training.nougat.layout import Page, Run, Word
-from training.nougat.pages import HEIGHT, WIDTH, Renderer
+from training.nougat.typesetting import blocks
+from training.nougat.typesetting.fonts import Face
+from training.nougat.typesetting.layout import Page, Run, Word
+from training.nougat.typesetting.pages import HEIGHT, WIDTH, Renderer
 
 SCALE = 3
 

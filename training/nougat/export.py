@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from training.nougat.fonts import FAMILIES, HELD_OUT
 from training.nougat.model import HEIGHT, MAX_POSITIONS, MEAN, STD, WIDTH, build
-from training.nougat.pages import KINDS
-from training.nougat.text import BOS, CHARACTERS, EOS, PAD, UNK
+from training.nougat.typesetting.fonts import FAMILIES, HELD_OUT
+from training.nougat.typesetting.pages import KINDS
+from training.nougat.typesetting.text import BOS, CHARACTERS, EOS, PAD, UNK
 
 SPECIAL = {"<s>": BOS, "<pad>": PAD, "</s>": EOS, "<unk>": UNK}
 

@@ -23,8 +23,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from training.nougat import fonts, text
 from training.nougat.evaluate import HeldOutPage, edit_distance
+from training.nougat.typesetting import fonts, text
 
 ASSET = Path(__file__).resolve().parents[2] / "vlm" / "assets" / "mini-nougat"
 SIZES = ((816, 1056), (1240, 1754), (850, 1100), (600, 800), (1000, 1000), (1056, 816))

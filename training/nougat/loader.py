@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from training.nougat import fonts
-from training.nougat.pages import COLUMNS, DENSE, HEIGHT, MAX_TOKENS, ROWS, WIDTH, Renderer, encode, stage
+from training.nougat.typesetting import fonts
+from training.nougat.typesetting.pages import COLUMNS, DENSE, HEIGHT, MAX_TOKENS, ROWS, WIDTH, Renderer, encode, stage
 
 CHUNK = 32  # pages a slot of the ring
 FIELDS = {

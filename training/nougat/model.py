@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DonutSwinConfig, MBartConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
 
-from training.nougat.pages import COLUMNS, DENSE, HEIGHT, MAX_TOKENS, ROWS, WIDTH
-from training.nougat.text import BOS, EOS, PAD, VOCAB_SIZE
+from training.nougat.typesetting.pages import COLUMNS, DENSE, HEIGHT, MAX_TOKENS, ROWS, WIDTH
+from training.nougat.typesetting.text import BOS, EOS, PAD, VOCAB_SIZE
 
 PATCH, WINDOW, DEPTHS, HEADS, EMBED = 8, 10, (2, 4), (4, 8), 128
 HIDDEN, LAYERS, DECODER_HEADS, FFN, MAX_POSITIONS = 256, 4, 8, 448, 320

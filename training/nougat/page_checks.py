@@ -24,10 +24,10 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from training.nougat import fonts
 from training.nougat.export import add_to_card
-from training.nougat.pages import KINDS, Renderer
-from training.nougat.text import word_table
+from training.nougat.typesetting import fonts
+from training.nougat.typesetting.pages import KINDS, Renderer
+from training.nougat.typesetting.text import word_table
 
 ASSET = Path(__file__).resolve().parents[2] / "vlm" / "assets" / "mini-nougat"
 MARKUP = set("*_\\|<>[]^")  # a phrase has none: what these are read as depends on what stands around them

@@ -106,7 +106,7 @@ def table(results: dict) -> str:
 
 def write_card(folder: Path, results: dict, run: dict, parameters: int, vocabulary: int) -> None:
     """README.md of the model folder from the evaluation and the run's facts."""
-    from training.t5 import lexicon
+    from training.t5.language import lexicon
     from training.t5.loader import BUCKETS
     from training.t5.notice_kinds import KINDS
 

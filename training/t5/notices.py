@@ -13,7 +13,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from training.t5 import times
+from training.t5.language import times
 
 FIRST = ("Anna Peter Maria Paul Laura David Julia Martin Lena Daniel Clara Robert Emma Michael Sarah Simon Eva Oliver "
          "Grace Henry Alice Victor Nora Felix").split()  # fmt: skip

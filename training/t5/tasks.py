@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from training.t5 import grammar, notices, numbers, times
+from training.t5 import notices
+from training.t5.language import grammar, numbers, times
 from training.t5.notice_kinds import KINDS
 
 TO_GERMAN, TO_ENGLISH, SUMMARIZE = "translate English to German: ", "translate German to English: ", "summarize: "

@@ -11,7 +11,8 @@ from transformers import AutoProcessor, VisionEncoderDecoderModel
 import vlm
 from tests.checkout import ROOT
 from tests.kits.models import tiny
-from training.nougat import fonts, foreign
+from training.nougat import foreign
+from training.nougat.typesetting import fonts
 from vlm.config import RuntimeConfig
 
 FACES = fonts.installed()

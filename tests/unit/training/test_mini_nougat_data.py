@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.checkout import ROOT
-from training.nougat import evaluate, fonts, page_checks
+from training.nougat import evaluate, page_checks
 from training.nougat.examples import draw_examples
-from training.nougat.pages import COLUMNS, DENSE, KINDS, MAX_TOKENS, ROWS, Renderer, encode
-from training.nougat.text import CHARACTERS, EOS, PAD, TOKEN, Writer, is_held_out, word_table
+from training.nougat.typesetting import fonts
+from training.nougat.typesetting.pages import COLUMNS, DENSE, KINDS, MAX_TOKENS, ROWS, Renderer, encode
+from training.nougat.typesetting.text import CHARACTERS, EOS, PAD, TOKEN, Writer, is_held_out, word_table
 from vlm.processing.text.tokenization import Tokenizer
 from vlm_app.ocr.checks.check_file import read_checks
 from vlm_app.ocr.checks.judging import failure

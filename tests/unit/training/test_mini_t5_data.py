@@ -12,12 +12,13 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import T5ForConditionalGeneration
 
 from tests.checkout import ROOT
-from training.t5 import evaluate, numbers, tasks, times, tokens
-from training.t5.clause import Clause
-from training.t5.lexicon import adjective, noun, verb
+from training.t5 import evaluate, tasks, tokens
+from training.t5.language import numbers, times
+from training.t5.language.clause import Clause
+from training.t5.language.lexicon import adjective, noun, verb
+from training.t5.language.phrases import Shape, is_novel, name, pronoun
 from training.t5.model import SCALE, Trainer, build, fold_scale
 from training.t5.notice_kinds import KINDS
-from training.t5.phrases import Shape, is_novel, name, pronoun
 from vlm.processing.text.tokenization import Tokenizer
 
 ASSET = ROOT / "vlm" / "assets" / "mini-t5"

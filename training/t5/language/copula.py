@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from training.t5 import numbers, times
-from training.t5.clause import BE, finite, join
-from training.t5.lexicon import Adjective, adjectives, noun
-from training.t5.phrases import NAMES, POSSESSIVES, Phrase, Shape, name, pronoun
+from training.t5.language import numbers, times
+from training.t5.language.clause import BE, finite, join
+from training.t5.language.lexicon import Adjective, adjectives, noun
+from training.t5.language.phrases import NAMES, POSSESSIVES, Phrase, Shape, name, pronoun
 
 if TYPE_CHECKING:
-    from training.t5.grammar import Grammar
+    from training.t5.language.grammar import Grammar
 
 Pair = tuple[str, str]
 KINDS = ("person", "person", "animal", "text", "thing", "device", "vehicle", "place", "clothes", "food")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 
-from training.t5 import numbers, times
-from training.t5.lexicon import Noun
-from training.t5.phrases import NAMES, POSSESSIVES, PRONOUNS, Phrase, Phrases, Shape, name, pronoun
+from training.t5.language import numbers, times
+from training.t5.language.lexicon import Noun
+from training.t5.language.phrases import NAMES, POSSESSIVES, PRONOUNS, Phrase, Phrases, Shape, name, pronoun
 
 Pair = tuple[str, str]
 FREQUENCIES = (("often", "oft"), ("always", "immer"), ("sometimes", "manchmal"), ("never", "nie"), ("rarely", "selten"),

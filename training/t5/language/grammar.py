@@ -12,11 +12,11 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from training.t5 import copula, phrasebook
-from training.t5.clause import Clause, join
-from training.t5.clauses import Clauses
-from training.t5.lexicon import verbs
-from training.t5.phrases import THE, Phrase, Shape, ending
+from training.t5.language import copula, phrasebook
+from training.t5.language.clause import Clause, join
+from training.t5.language.clauses import Clauses
+from training.t5.language.lexicon import verbs
+from training.t5.language.phrases import THE, Phrase, Shape, ending
 
 Pair = tuple[str, str]
 WHO = Phrase("who", "who", {"nom": "wer"}, "3s", "pronoun")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from training.nougat.fonts import advance
-from training.nougat.layout import BASELINE, MIDDLE, Page, Run, Word
-from training.nougat.text import Writer
+from training.nougat.typesetting.fonts import advance
+from training.nougat.typesetting.layout import BASELINE, MIDDLE, Page, Run, Word
+from training.nougat.typesetting.text import Writer
 
 GREEK = {"α": "\\alpha", "β": "\\beta", "λ": "\\lambda", "π": "\\pi", "σ": "\\sigma", "θ": "\\theta", "μ": "\\mu"}
 OPERATORS = (("+", "+"), ("−", "-"), ("=", "="), ("=", "="), ("<", "<"), (">", ">"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 
-from training.t5 import numbers
+from training.t5.language import numbers
 
 Pair = tuple[str, str]  # English, German
 MONTHS = tuple(

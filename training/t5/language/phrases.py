@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.t5 import numbers
-from training.t5.lexicon import Adjective, Noun, adjectives, nouns
+from training.t5.language import numbers
+from training.t5.language.lexicon import Adjective, Noun, adjectives, nouns
 
 CASES = ("nom", "acc", "dat", "gen")
 GENDERS = ("m", "f", "n", "p")  # p: plural

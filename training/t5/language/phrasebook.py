@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.t5.clause import BE, finite
-from training.t5.phrases import NAMES, Shape
+from training.t5.language.clause import BE, finite
+from training.t5.language.phrases import NAMES, Shape
 
 if TYPE_CHECKING:
-    from training.t5.grammar import Grammar
+    from training.t5.language.grammar import Grammar
 
 Pair = tuple[str, str]
 SET = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from PIL import Image, ImageDraw
 
-from training.nougat.fonts import Face, advance, glyph, shaped
+from training.nougat.typesetting.fonts import Face, advance, glyph, shaped
 
 BASELINE = 0.36  # of the font size, below a line's middle
 MIDDLE = 0.33  # of the font size, from the baseline up to a character's middle

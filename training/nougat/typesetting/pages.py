@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from training.nougat import blocks, fonts
-from training.nougat.layout import Page
-from training.nougat.text import EOS, PAD, TOKEN, Writer
+from training.nougat.typesetting import blocks, fonts
+from training.nougat.typesetting.layout import Page
+from training.nougat.typesetting.text import EOS, PAD, TOKEN, Writer
 
 HEIGHT, WIDTH, STRIDE = 304, 304, 16
 ROWS, COLUMNS = HEIGHT // STRIDE, WIDTH // STRIDE  # encoder cells

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from training.t5 import adverbials
-from training.t5.adverbials import Adverbials
-from training.t5.clause import MODALS, WITH_DO, Clause
-from training.t5.lexicon import Verb, verbs
-from training.t5.phrases import Phrase
+from training.t5.language import adverbials
+from training.t5.language.adverbials import Adverbials
+from training.t5.language.clause import MODALS, WITH_DO, Clause
+from training.t5.language.lexicon import Verb, verbs
+from training.t5.language.phrases import Phrase
 
 Pair = tuple[str, str]
 FRAMES = "ttttttttiiiddgglwwx"

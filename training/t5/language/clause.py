@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.t5.lexicon import PERSONS, Verb
-from training.t5.phrases import Phrase
+from training.t5.language.lexicon import PERSONS, Verb
+from training.t5.language.phrases import Phrase
 
 Pair = tuple[str, str]
 GERMAN = {

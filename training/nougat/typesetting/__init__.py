@@ -1,0 +1,1 @@
+"""Pages as they are set and drawn: words in fonts, lines and blocks."""
