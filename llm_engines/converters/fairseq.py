@@ -24,9 +24,9 @@ from llm_engines.converters.fairseq_tokenizer import (
     read_dictionary,
     tokenizer_files,
 )
-from llm_engines.families.moses import Moses
 from llm_engines.models.bart import cross_rules, stack_rules
 from llm_engines.models.bart_config import BartConfig
+from llm_engines.tokenizers.moses import Moses
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.native.roles import RoleWeights

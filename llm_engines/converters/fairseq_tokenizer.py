@@ -1,7 +1,7 @@
 """FairSeq's dictionaries with BPE codes or a SentencePiece model -> tokenizer.json, all that the runtime reads.
 
 Of BPE a piece is written `xyz</w>` where it ends a word, as codes do; the dictionary's `xyz@@` is the piece `xyz`.
-Moses, where a model was trained so, comes before it: the runtime applies it (`llm_engines.families.moses`).
+Moses, where a model was trained so, comes before it: the runtime applies it (`llm_engines.tokenizers.moses`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_engines.converters.fairseq_languages import LanguageTokens
-from llm_engines.families.piece_vocabulary import source_tokenizer, target_tokenizer
+from llm_engines.tokenizers.piece_vocabulary import source_tokenizer, target_tokenizer
 from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed, shown
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -32,7 +32,7 @@ class TextFiles:
 
     codes: Path | None
     sentencepiece: Path | None
-    moses: dict[str, Any] | None  # settings of llm_engines.families.moses
+    moses: dict[str, Any] | None  # settings of llm_engines.tokenizers.moses
 
     @classmethod
     def from_folder(cls, folder: Path, options: dict[str, Any], tokenizer: str | None = None) -> TextFiles:

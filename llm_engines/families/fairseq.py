@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_engines.families.moses import Moses
+from llm_engines.tokenizers.moses import Moses
 from vlm.registry.spec import ConverterRef, FamilySpec, Role
 from vlm.registry.tokenizer_rules import Dictionary, Languages, Settings, TokenizerRules, language_pair
 

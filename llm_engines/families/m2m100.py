@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_engines.families.bart import ROLES, bart_shape
-from llm_engines.families.piece_vocabulary import dictionary_of, vocabulary_tokenizer
-from llm_engines.families.vocabulary_file import existing, read_vocabulary
+from llm_engines.tokenizers.piece_vocabulary import dictionary_of, vocabulary_tokenizer
+from llm_engines.tokenizers.vocabulary_file import existing, read_vocabulary
 from vlm.registry.spec import FamilySpec
 from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
 

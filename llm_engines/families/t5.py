@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from llm_engines.families.byte_tokenizer import is_byte_tokenizer, make_tokenizer
+from llm_engines.tokenizers.byte_tokenizer import is_byte_tokenizer, make_tokenizer
 from vlm.registry.spec import FamilySpec, Role
 from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
 

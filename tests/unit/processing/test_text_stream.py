@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from llm_engines.families.moses import Moses
+from llm_engines.tokenizers.moses import Moses
 from vlm.packaged import MODEL, packaged
 from vlm.processing.text import stream as text_stream
 from vlm.processing.text.clean_up import clean_up

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from llm_engines.families.byte_tokenizer import byte_tokenizer
+from llm_engines.tokenizers.byte_tokenizer import byte_tokenizer
 from vlm.build.locate import packaged_models
 from vlm.errors import LimitError
 from vlm.limits import CHARACTERS_PER_TOKEN

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer
 
 from llm_engines.families.bart import tokenizer_rules
-from llm_engines.families.byte_tokenizer import byte_tokenizer
+from llm_engines.tokenizers.byte_tokenizer import byte_tokenizer
 from vlm.api.outputs import text_stream
 from vlm.build.locate import packaged_models
 from vlm.convert.tokenizer_files import make_tokenizer

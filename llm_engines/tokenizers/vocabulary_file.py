@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from llm_engines.families.piece_vocabulary import NEVER
+from llm_engines.tokenizers.piece_vocabulary import NEVER
 from vlm.artifacts.files import read_json
 from vlm.errors import CheckpointError, listed
 

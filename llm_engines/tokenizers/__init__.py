@@ -1,0 +1,1 @@
+"""What families' tokenizers need beside a tokenizer.json: bytes, words, vocabularies of their own."""
