@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vlm.convert.roles import role_configs
 from vlm.registry.catalogs import architecture, model_spec
-from vlm_app.bench.kernels import kernels_of
+from vlm_app.bench.timing.kernels import kernels_of
 
 TOWERS = (
     "blip2-flan-t5-xl",

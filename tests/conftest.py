@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vlm.backends.threads import usable_cpus
-from vlm_app.core import garbage
+from vlm_app.core.processes import garbage
 
 GPU = Path(__file__).parent / "gpu"
 

@@ -15,15 +15,15 @@ from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.errors import LimitError, VlmError
 from vlm.registry.catalogs import configs_of
-from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
-from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import BenchConfig
-from vlm_app.bench.floor import Floor
-from vlm_app.bench.kernels import kernels_of
 from vlm_app.bench.systems.baselines import Baseline
 from vlm_app.bench.systems.inputs import FULL_LENGTH
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
+from vlm_app.bench.timing.clock import Turns, milliseconds, per_token, turns
+from vlm_app.bench.timing.collectives import collectives
+from vlm_app.bench.timing.floor import Floor
+from vlm_app.bench.timing.kernels import kernels_of
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output

@@ -24,13 +24,13 @@ from vlm_app.bench.pages.kinds import PDF_KINDS
 from vlm_app.bench.pages.pdf import check_pypdfium2
 from vlm_app.bench.systems.engine_alone import engine_alone
 from vlm_app.bench.systems.environment import environment
-from vlm_app.bench.systems.gpu_meter import GpuMeter
 from vlm_app.bench.systems.page_engine import page_engine
 from vlm_app.bench.systems.page_job import PageJob
 from vlm_app.bench.systems.processes import ProcessMeter
 from vlm_app.bench.systems.session import Results
 from vlm_app.bench.systems.subject import backend_name
-from vlm_app.core.running import release
+from vlm_app.bench.timing.gpu_meter import GpuMeter
+from vlm_app.core.processes.running import release
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig
 

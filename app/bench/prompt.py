@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from vlm.artifacts.progress import Progress
-from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
-from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.image_sizes import with_pixel_size
 from vlm_app.bench.systems.inputs import FULL_LENGTH, Prompts, as_inputs, random_prompts
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
+from vlm_app.bench.timing.clock import Turns, milliseconds, repeated_with_fresh_inputs
+from vlm_app.bench.timing.collectives import collectives
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
-from vlm_app.bench.kernels import kernels_of
 from vlm_app.bench.systems.session import Results, Session, has_floor, split
+from vlm_app.bench.timing.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
+from vlm_app.bench.timing.kernels import kernels_of
 
 if TYPE_CHECKING:
     from vlm.artifacts.native.engine_dir import EngineDir

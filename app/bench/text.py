@@ -16,14 +16,14 @@ import torch
 
 from vlm.artifacts.progress import Progress
 from vlm.backends.devices import first_device
-from vlm_app.bench.clock import Turns
-from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.inputs import FULL_LENGTH, random_texts
 from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.rival import CTranslate2, check_rival
 from vlm_app.bench.systems.session import HF, RIVAL, Results, Session, prepare_session
+from vlm_app.bench.timing.clock import Turns
+from vlm_app.bench.timing.collectives import collectives
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

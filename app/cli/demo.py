@@ -15,9 +15,9 @@ from vlm.errors import InputError
 from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.groups import LOADING, Group, takes
-from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
-from vlm_app.core.watchdog import Watchdog
+from vlm_app.core.processes.early_start import start_early
+from vlm_app.core.processes.watchdog import Watchdog
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
 

@@ -14,7 +14,7 @@ def process() -> None:
     everything is written and closed: with torch that takes up to a second."""
     codes = [1]  # an error that nobody expected
     atexit.register(_leave, codes)  # the first to be registered is the last to run
-    from vlm_app.core.watchdog import Watchdog
+    from vlm_app.core.processes.watchdog import Watchdog
 
     Watchdog()  # the main thread may be in a library's function, which hears no Ctrl-C
     try:

@@ -13,9 +13,9 @@ from vlm.errors import InputError, counted, listed
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.options.groups import SERVING, Group, takes
-from vlm_app.core import garbage
-from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.processes import garbage
+from vlm_app.core.processes.early_start import start_early
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import ReplicaConfig
 

@@ -18,7 +18,7 @@ from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import NAME_A_PLACE, InputError, VlmError, listed
 from vlm.options import option, options_of
-from vlm_app.core import garbage
+from vlm_app.core.processes import garbage
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

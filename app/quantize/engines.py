@@ -17,7 +17,7 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.quantize.calibration import recording
 from vlm_app.core.load_options import LoadOptions
-from vlm_app.core.running import open_pipeline
+from vlm_app.core.processes.running import open_pipeline
 
 CACHE = {"kv_cache_free_gpu_memory_fraction": 0.3}  # the rest of a GPU is for statistics of layers
 

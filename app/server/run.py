@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from vlm.api.pipeline import Pipeline
 from vlm_app.core.listening import address, listener, reserve_files
-from vlm_app.core.watchdog import Watchdog
+from vlm_app.core.processes.watchdog import Watchdog
 from vlm_app.server.app import create_app
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.http.http_server import Server

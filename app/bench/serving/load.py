@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vlm_app.bench.serving.outcome import Outcome
-from vlm_app.core import garbage
+from vlm_app.core.processes import garbage
 
 Send = Callable[[bytes], Awaitable[Outcome]]
 

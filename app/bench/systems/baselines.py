@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
+from vlm_app.bench.timing.clock import Turns, milliseconds, per_token, turns
 from vlm_app.reference.huggingface import image_inputs, model_class, quiet
 from vlm_app.reference.vila import Vila
 

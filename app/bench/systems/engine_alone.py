@@ -10,10 +10,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from vlm.processing.media.documents.document import open_document
-from vlm_app.bench.clock import repeated
 from vlm_app.bench.pages.documents import Corpus
 from vlm_app.bench.systems.page_job import WARM_UP_TOKENS, PageJob
 from vlm_app.bench.systems.session import Results
+from vlm_app.bench.timing.clock import repeated
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -25,15 +25,15 @@ from vlm.errors import InputError, VlmWarning, listed
 from vlm.parallel.environment import Meeting, launched_rank, meet
 from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
-from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
-from vlm_app.bench.floor import Floor, bandwidth, decode_floor
-from vlm_app.bench.kernels import check_profiled
 from vlm_app.bench.systems.environment import environment
 from vlm_app.bench.systems.random_adapters import load_random_adapters
 from vlm_app.bench.systems.subject import SIZES, LimitsOf, prepare
+from vlm_app.bench.timing.clock import Turns, in_turns
+from vlm_app.bench.timing.floor import Floor, bandwidth, decode_floor
+from vlm_app.bench.timing.kernels import check_profiled
 from vlm_app.core.backend_names import MeasuredName
-from vlm_app.core.running import open_pipeline
+from vlm_app.core.processes.running import open_pipeline
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

@@ -17,8 +17,8 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.options.common import DEFAULT_MODEL, Model
 from vlm_app.cli.options.groups import LOADING_ADAPTER, Group, takes
-from vlm_app.core.early_start import start_early
 from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.processes.early_start import start_early
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig, check_gpu_price
 from vlm_app.ocr.documents.naming import FORMATS, Document, name_all

@@ -1,4 +1,4 @@
-"""What one check is, in the fields of olmOCR-bench's JSONL files; the kinds of checks are in the files beside this."""
+"""What one check is, in the fields of olmOCR-bench's JSONL files; the kinds of checks are in `kinds`."""
 
 from __future__ import annotations
 

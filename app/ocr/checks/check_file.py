@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 from vlm.artifacts.files import json_fault, open_regular
 from vlm.errors import InputError, cut, listed
-from vlm_app.ocr.checks.baseline_check import BaselineCheck
 from vlm_app.ocr.checks.check import Check
-from vlm_app.ocr.checks.markup_checks import FootnoteCheck, FormatCheck, MathCheck
-from vlm_app.ocr.checks.table_check import TableCheck
-from vlm_app.ocr.checks.text_checks import OrderCheck, PresenceCheck
+from vlm_app.ocr.checks.kinds.baseline import BaselineCheck
+from vlm_app.ocr.checks.kinds.markup import FootnoteCheck, FormatCheck, MathCheck
+from vlm_app.ocr.checks.kinds.tables import TableCheck
+from vlm_app.ocr.checks.kinds.texts import OrderCheck, PresenceCheck
 
 LONGEST_LINE = 2**20  # bytes
 KINDS: dict[str, type[Check]] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from vlm_app.ocr.checks.html_tables import html_tables
-from vlm_app.ocr.checks.markdown_tables import markdown_tables
 from vlm_app.ocr.checks.normalizing import normalized
-from vlm_app.ocr.checks.table import Table
+from vlm_app.ocr.checks.tables.grid import Table
+from vlm_app.ocr.checks.tables.html import html_tables
+from vlm_app.ocr.checks.tables.markdown import markdown_tables
 
 
 class PageText:

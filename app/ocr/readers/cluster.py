@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
 from vlm.parallel.environment import be_no_rank
-from vlm_app.core.ray_cluster import first_line, join_cluster
+from vlm_app.core.processes.ray_cluster import first_line, join_cluster
 from vlm_app.core.storage import EXTRA
 from vlm_app.ocr.documents.pages import opened
 from vlm_app.ocr.documents.render_pool import RenderPool

@@ -19,7 +19,7 @@ from vlm.parallel.environment import be_no_rank
 from vlm_app.core import renamed
 from vlm_app.core.listening import address, listener
 from vlm_app.core.load_options import LoadOptions
-from vlm_app.core.ray_cluster import first_line, join_cluster
+from vlm_app.core.processes.ray_cluster import first_line, join_cluster
 from vlm_app.core.renamed import with_flags
 from vlm_app.server.app import create_app
 from vlm_app.server.core.config import ServerConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vlm.errors import EngineError, InputError, VlmError
 from vlm_app.core import renamed
-from vlm_app.core.early_start import start_early
+from vlm_app.core.processes.early_start import start_early
 from vlm_app.core.warning_lines import warnings_in_a_line
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import VISIBLE, Placement

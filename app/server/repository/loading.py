@@ -14,8 +14,8 @@ from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning
-from vlm_app.core import garbage
 from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.processes import garbage
 from vlm_app.server.repository.repository import Entry
 
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from vlm.garbage import without_collections
-from vlm_app.core.garbage import collect, exempt, importing, rarely
+from vlm_app.core.processes.garbage import collect, exempt, importing, rarely
 
 
 class Node:

@@ -14,13 +14,14 @@ from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import InputError, LimitError
-from vlm_app.bench import floor, measure, table
+from vlm_app.bench import measure, table
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.csv_rows import csv_rows
 from vlm_app.bench.figures import number, percent
 from vlm_app.bench.systems import session
+from vlm_app.bench.timing import floor
 from vlm_app.cli.main import main
-from vlm_app.core.running import open_pipeline
+from vlm_app.core.processes.running import open_pipeline
 
 
 @pytest.fixture(autouse=True)

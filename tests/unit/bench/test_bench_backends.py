@@ -13,8 +13,8 @@ from tests.kits.cli_kit import call
 from tests.kits.models import tiny
 from vlm.config import BuildConfig
 from vlm_app.bench import table
-from vlm_app.bench.clock import in_turns
 from vlm_app.bench.systems import session
+from vlm_app.bench.timing.clock import in_turns
 from vlm_app.core.backend_names import MeasuredName, is_measured
 
 ALL = ["torch", "onnxruntime", "onnxruntime-int8"]

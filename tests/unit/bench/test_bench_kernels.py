@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kits.cli_kit import call
-from vlm_app.bench import kernels
+from vlm_app.bench.timing import kernels
 from vlm_app.cli.evaluation.bench_output import print_table
 
 CPU = torch.device("cpu")

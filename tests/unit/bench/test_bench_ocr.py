@@ -20,10 +20,11 @@ from vlm_app.bench import table
 from vlm_app.bench.csv_rows import OCR_CSV_HEADER
 from vlm_app.bench.ocr_config import DEFAULT_TOKENS, OcrBenchConfig
 from vlm_app.bench.pages.documents import write_documents
-from vlm_app.bench.systems import gpu_meter, processes
+from vlm_app.bench.systems import processes
 from vlm_app.bench.systems.engine_alone import ReadyPage
 from vlm_app.bench.systems.page_engine import page_engine, write_tokenizer
 from vlm_app.bench.systems.page_job import PageJob
+from vlm_app.bench.timing import gpu_meter
 from vlm_app.cli.main import main
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.readers.devices import load_reader

@@ -18,13 +18,13 @@ from vlm.registry.catalogs import match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench import prompt as prompts
 from vlm_app.bench.config import PromptBenchConfig
-from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.systems import session, subject
 from vlm_app.bench.systems.baselines import PromptBaseline
 from vlm_app.bench.systems.image_sizes import with_pixel_size
 from vlm_app.bench.systems.inputs import as_inputs, random_prompts
+from vlm_app.bench.timing.floor import decode_floor
 from vlm_app.cli.main import main
-from vlm_app.core.running import open_pipeline
+from vlm_app.core.processes.running import open_pipeline
 from vlm_app.reference import random_model
 from vlm_app.reference.vila import Vila
 

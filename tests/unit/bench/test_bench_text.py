@@ -29,14 +29,14 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench import table
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.csv_rows import csv_rows
-from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.systems import session, subject
 from vlm_app.bench.systems.baselines import TextBaseline
 from vlm_app.bench.systems.inputs import random_texts
 from vlm_app.bench.systems.rival import CTranslate2
 from vlm_app.bench.systems.subject import prepare
+from vlm_app.bench.timing.floor import decode_floor
 from vlm_app.cli.main import main
-from vlm_app.core.running import open_pipeline
+from vlm_app.core.processes.running import open_pipeline
 from vlm_app.reference import random_model
 
 pytestmark = pytest.mark.slow  # every family, beside Hugging Face

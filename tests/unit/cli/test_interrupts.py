@@ -10,7 +10,7 @@ import pytest
 
 STUCK = """
 import ctypes, signal
-from vlm_app.core import watchdog
+from vlm_app.core.processes import watchdog
 
 watchdog.PATIENCE_SECONDS = 0.1
 watchdog.Watchdog()

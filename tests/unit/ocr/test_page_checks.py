@@ -7,11 +7,11 @@ import json
 import pytest
 
 from vlm.errors import InputError
-from vlm_app.ocr.checks.baseline_check import final_repeats
 from vlm_app.ocr.checks.check_file import read_checks, with_baselines
 from vlm_app.ocr.checks.judging import failure
+from vlm_app.ocr.checks.kinds.baseline import final_repeats
 from vlm_app.ocr.checks.normalizing import normalized
-from vlm_app.ocr.checks.table import MAX_COLUMNS, Draft, Table
+from vlm_app.ocr.checks.tables.grid import MAX_COLUMNS, Draft, Table
 
 MARKDOWN = """| Fish | Weight | Price |
 | --- | ---: | ---: |

@@ -10,7 +10,7 @@ import pytest
 
 from visual_engines.images.nougat_images import NOUGAT_IMAGES
 from vlm.build.store import resolve
-from vlm_app.core import early_start
+from vlm_app.core.processes import early_start
 
 WARMED_UP = """
 pool = RenderPool(1, PageImages(ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64))))
@@ -45,7 +45,7 @@ def test_what_workers_are_forked_from_is_started_before_torch_is_imported():
     early = """
 import sys
 from multiprocessing import forkserver
-from vlm_app.core.early_start import start_early
+from vlm_app.core.processes.early_start import start_early
 
 for models in (["mini-t5"], ["no-such-model"], ["owner/no-such-model"], ["mini-nougat", "no-such-model"], [],
                ["mini-t5", "mini-nougat"]):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vlm_app.core import garbage
+from vlm_app.core.processes import garbage
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

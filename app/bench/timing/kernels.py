@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vlm.errors import InputError
-from vlm_app.bench.clock import synchronize
+from vlm_app.bench.timing.clock import synchronize
 
 LONGEST = 12  # kernels that are named
 NAME = 80  # letters of a name

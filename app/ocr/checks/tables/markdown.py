@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from vlm_app.ocr.checks.table import Draft, Table
+from vlm_app.ocr.checks.tables.grid import Draft, Table
 
 
 def markdown_tables(text: str) -> list[Table]:

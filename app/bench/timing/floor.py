@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlm.parallel.mapping import Mapping, Shard
-from vlm_app.bench.clock import repeated
+from vlm_app.bench.timing.clock import repeated
 
 if TYPE_CHECKING:
     from vlm.artifacts.native.engine_dir import EngineDir

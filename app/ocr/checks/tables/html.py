@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlm_app.ocr.checks.libraries import eval_library
-from vlm_app.ocr.checks.table import Draft, Table
+from vlm_app.ocr.checks.tables.grid import Draft, Table
 
 
 def html_tables(text: str) -> list[Table]:

@@ -9,7 +9,7 @@ from vlm_app.ocr.checks.check import Check, shown
 from vlm_app.ocr.checks.libraries import similarity
 from vlm_app.ocr.checks.normalizing import normalized
 from vlm_app.ocr.checks.page_text import PageText
-from vlm_app.ocr.checks.table import Cell, Table
+from vlm_app.ocr.checks.tables.grid import Cell, Table
 
 LEAST = 0.5  # similarity, whatever max_diffs allows
 RELATIONS = {

@@ -1,0 +1,1 @@
+"""How long something takes, and where the time goes."""

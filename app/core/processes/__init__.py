@@ -1,0 +1,1 @@
+"""What runs in processes of ours, beside them, and when they end."""
