@@ -1,5 +1,5 @@
 """What a batch-invariant engine computes, on the CPU in float32: full passes give the tokens of any others. That bits
-are the same is a GPU's to show (tests/gpu/test_batch_invariance.py)."""
+are the same is a GPU's to show (tests/gpu/models/test_batch_invariance.py)."""
 
 from __future__ import annotations
 

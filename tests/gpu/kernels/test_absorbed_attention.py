@@ -6,9 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-from tests.gpu.guarded import guarded
+from tests.gpu.kernels.guarded import guarded
+from tests.gpu.kernels.test_attend import relative
 from tests.gpu.marks import HOPPER
-from tests.gpu.test_attend import relative
 from vlm.ops.attention.absorbed_attention import absorbed_attention, reference
 from vlm.ops.kernels import absorbed_attention as kernels
 from vlm.ops.layouts.paged_kv import HiddenRows

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-from tests.gpu.guarded import guarded
+from tests.gpu.kernels.guarded import guarded
+from tests.gpu.kernels.test_attend import relative
 from tests.gpu.marks import HOPPER
-from tests.gpu.test_attend import relative
 from vlm.ops.attention.packed_attention import packed_attention, reference, tiles_of
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import packed_flash

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.kernels.test_attend import CACHES, SLOTS, cache, relative
 from tests.gpu.marks import HOPPER
-from tests.gpu.test_attend import CACHES, SLOTS, cache, relative
 from vlm.ops.attention import prefill_attention
 from vlm.ops.attention.prefill_attention import reference, tiles_of
 from vlm.ops.attention_variant import PLAIN, AttentionVariant

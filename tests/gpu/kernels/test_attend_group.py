@@ -9,8 +9,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
+from tests.gpu.kernels.test_attend import CACHES, _check_near, batch, cache, relative
 from tests.gpu.marks import CLUSTERS
-from tests.gpu.test_attend import CACHES, _check_near, batch, cache, relative
 from vlm.ops.attention import kv_write, paged_attention, rotary
 from vlm.ops.attention_variant import PLAIN, AttentionVariant
 from vlm.ops.kernels import attend, attend_group
