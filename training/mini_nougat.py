@@ -28,6 +28,7 @@ from training.nougat.loader import Loader
 from training.nougat.model import Trainer, build
 from training.nougat.typesetting import fonts
 from training.nougat.typesetting.pages import Renderer
+from training.optimizer import adamw
 
 
 def arguments() -> argparse.Namespace:
@@ -78,7 +79,7 @@ class Run:
         self.model = (trained(args.init) if args.init else build()).to(self.device)
         self.loader.progress.value = self.lesson
         self.trainer = Trainer(self.model, compiled=self.device.type == "cuda").to(self.device)
-        self.optimizer = self._optimizer()
+        self.optimizer = adamw(self.trainer, args.learning_rate)
         if args.resume:
             self._load()
 
@@ -135,15 +136,6 @@ class Run:
         self.optimizer.step()
         self.step += 1
         return losses
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        parameters = list(self.trainer.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.02},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        fused = self.device.type == "cuda"
-        return torch.optim.AdamW(groups, lr=self.args.learning_rate, betas=(0.9, 0.98), fused=fused)
 
     # --- state ---
     def save(self) -> None:

@@ -18,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from training.optimizer import adamw
 from training.t5 import evaluate, tokens
 from training.t5.examples import write_examples
 from training.t5.export import export, published, write_card, write_results
@@ -53,7 +54,7 @@ class Run:
         self.model = build(vocab_size=self.tokenizer.get_vocab_size()).to(self.device)
         fold_scale(self.model, 1 / SCALE)
         self.trainer = Trainer(self.model, compiled=self.device.type == "cuda")
-        self.optimizer = self._optimizer()
+        self.optimizer = adamw(self.trainer, args.learning_rate)
         self.step, self.rows, self.elapsed = 0, 0, 0.0
 
     def train(self) -> None:
@@ -89,15 +90,6 @@ class Run:
         self.optimizer.step()
         self.step, self.rows = self.step + 1, self.rows + len(source)
         return loss.detach(), right.detach()
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        parameters = list(self.trainer.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.02},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        fused = self.device.type == "cuda"
-        return torch.optim.AdamW(groups, lr=self.args.learning_rate, betas=(0.9, 0.98), fused=fused)
 
     def facts(self) -> dict:
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"

@@ -117,3 +117,8 @@ def _main(arguments: list[str], cache: str) -> None:
     os.setpgid(0, 0)
     os.environ["VLM_CACHE"] = cache
     main(arguments)
+
+
+def outputs(out: Path) -> set[str]:
+    """Returns the names of what a user sees there."""
+    return {path.name for path in out.iterdir() if not path.name.startswith(".")}

@@ -19,7 +19,7 @@ from PIL import Image
 from tests.checkout import ROOT
 from tests.kits.cli_kit import ended
 from tests.kits.models.lora_kit import random_ia3
-from tests.kits.ocr_jobs import book, commits
+from tests.kits.ocr_jobs import book, commits, outputs
 from tests.unit.artifacts.hub_server import Hub, serve
 from tests.unit.processing.test_documents import ENCRYPTED
 from vlm.build.locate import packaged_models
@@ -41,11 +41,6 @@ def cli(capsys, monkeypatch, cache):
     """Runs a command line in this process -> (exit code, stdout, stderr)."""
     monkeypatch.setenv("VLM_CACHE", str(cache))
     return functools.partial(ended, capsys)
-
-
-def outputs(out):
-    """Names of what a user sees there."""
-    return {path.name for path in out.iterdir() if not path.name.startswith(".")}
 
 
 def test_documents_become_markdown(cli, tmp_path):

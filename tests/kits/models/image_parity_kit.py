@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import torch
 from PIL import Image as Picture
 
 from tests.kits.models.engines import engine_dir
+from tests.kits.ranks import with_followers
 from vlm.api.pipeline import Pipeline
+from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir
-from vlm.config import RuntimeConfig
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import ConfigError
 from vlm.requests.image import Image
 from vlm.requests.request import Request
 
@@ -120,6 +125,33 @@ def check_log_probabilities(case: Case, new: int) -> None:
         exact = torch.cat(steps)[: len(out.token_ids)].log_softmax(-1)
         exact = exact.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+
+
+def checkpoint_of(engine: EngineDir) -> Checkpoint:
+    """Returns what an engine was built of, which lies beside it."""
+    return Checkpoint.open(engine.path.parent / "checkpoint")
+
+
+def check_shared_images(case: MarkedCase, split: dict[str, int]) -> EngineDir:
+    """Checks rows of images that ranks share; returns the engine that they run."""
+    engine = build_engine(checkpoint_of(case.engine), case.engine.path.parent / str(split), BuildConfig(**split))
+    alone = case.encoded(Pipeline(case.engine, cpu()))
+    for got, exact in zip(with_followers(engine, cpu(), case.encoded), alone, strict=True):
+        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
+    return engine
+
+
+def check_ranks(case: MarkedCase, split: dict[str, int], *, new: int) -> None:
+    """Checks rows of images and `new` tokens of all prompts, which ranks share."""
+    ask = lambda pipe: pipe.generate(case.inputs, max_new_tokens=new, loop_detection=False)  # noqa: E731
+    found = with_followers(check_shared_images(case, split), cpu(), ask)
+    assert [out.token_ids for out in found] == [out.token_ids for out in ask(Pipeline(case.engine, cpu()))]
+
+
+def check_torch_alone_encodes(case: MarkedCase, folder: Path) -> None:
+    """Checks that an engine of another backend is refused for images of any size."""
+    with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):
+        build_engine(checkpoint_of(case.engine), folder, BuildConfig(backend="onnxruntime"))
 
 
 # --- messages, of four pictures ---

@@ -8,10 +8,14 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import save_file
+
+from vlm.convert.folder import convert_folder
+from vlm.errors import CheckpointError, VlmError
 
 HASH = "2053796188904e679f7e2754a2a1f280"
 BOOKKEEPING = {
@@ -247,3 +251,12 @@ def change_tensor(path: Path, name: str, change: Callable[[torch.Tensor], torch.
     state = torch.load(path, weights_only=True)
     state = {each: change(x) if each.endswith(name) else x for each, x in state.items()}
     torch.save({each: x for each, x in state.items() if x is not None}, path)
+
+
+def refused(source: Path, folder: Path, error: type[VlmError] = CheckpointError) -> str:
+    """Returns why a source in `folder` is not converted, in one line; nothing is left behind there."""
+    before = set(folder.iterdir())
+    with pytest.raises(error) as caught:
+        convert_folder(source, folder / "out")
+    assert set(folder.iterdir()) == before and str(caught.value).count("\n") == 0
+    return str(caught.value)

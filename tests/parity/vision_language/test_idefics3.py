@@ -19,15 +19,15 @@ from tests.kits.models.image_parity_kit import (
     asked,
     check_log_probabilities,
     check_mixed_batches,
+    check_ranks,
+    checkpoint_of,
     cpu,
     image_part,
 )
 from tests.kits.publications import idefics3_kit
-from tests.kits.ranks import with_followers
 from tests.parity.cases import Case as ParityCase
 from tests.parity.cases import flat, mostly_slow, parity
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
@@ -113,26 +113,16 @@ def test_what_processors_see_of_the_rows(case):
 @pytest.mark.parametrize("split", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
 def test_ranks(case, split):
     """Tiles of several images are shared among ranks."""
-    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / str(split), BuildConfig(**split))
-    alone = Pipeline(case.engine, cpu())
-    for got, exact in zip(with_followers(engine, cpu(), case.encoded), case.encoded(alone), strict=True):
-        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
-    ask = lambda pipe: pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)  # noqa: E731
-    found = with_followers(engine, cpu(), ask)
-    assert [out.token_ids for out in found] == [out.token_ids for out in ask(alone)]
+    check_ranks(case, split, new=NEW)
 
 
 @pytest.mark.parametrize("case", ONE, indirect=True)
 def test_onnx_runtime_encodes_tiles(case):
     """One graph of tiles reads images of any grid."""
     folder = case.engine.path.parent / "onnx"
-    pipe = Pipeline(build_engine(_checkpoint(case.engine), folder, BuildConfig(backend="onnxruntime")), cpu())
+    pipe = Pipeline(build_engine(checkpoint_of(case.engine), folder, BuildConfig(backend="onnxruntime")), cpu())
     found = pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)
     assert [out.token_ids for out in found] == [case.theirs(*given) for given in case.prompts]
-
-
-def _checkpoint(engine) -> Checkpoint:
-    return Checkpoint.open(engine.path.parent / "checkpoint")
 
 
 def test_sizes_that_are_no_tiles(case):

@@ -15,18 +15,17 @@ from tests.kits.models.image_parity_kit import (
     asked,
     check_log_probabilities,
     check_mixed_batches,
+    check_shared_images,
+    check_torch_alone_encodes,
     cpu,
 )
 from tests.kits.publications import lighton_kit
-from tests.kits.ranks import with_followers
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.native.checkpoint import Checkpoint
-from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
-from vlm.errors import ConfigError, InputError
+from vlm.errors import InputError
 
 MODELS = {
     "lighton-ocr": {
@@ -92,19 +91,11 @@ def test_log_probabilities(case):
 @pytest.mark.parametrize("split", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
 def test_ranks_share_images(case, split):
     """Of different sizes, and fewer of them than ranks."""
-    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / str(split), BuildConfig(**split))
-    for got, exact in zip(with_followers(engine, cpu(), case.encoded), case.encoded(Pipeline(case.engine, cpu())),
-                          strict=True):  # fmt: skip
-        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
-
-
-def _checkpoint(engine: EngineDir) -> Checkpoint:
-    return Checkpoint.open(engine.path.parent / "checkpoint")
+    check_shared_images(case, split)
 
 
 def test_only_torch_encodes_any_size(case, tmp_path):
-    with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):
-        build_engine(_checkpoint(case.engine), tmp_path / "engine", BuildConfig(backend="onnxruntime"))
+    check_torch_alone_encodes(case, tmp_path / "engine")
 
 
 def test_sizes_out_of_range(case):

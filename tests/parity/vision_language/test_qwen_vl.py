@@ -22,15 +22,16 @@ from tests.kits.models.image_parity_kit import (
     asked,
     check_log_probabilities,
     check_mixed_batches,
+    check_ranks,
+    check_torch_alone_encodes,
+    checkpoint_of,
     cpu,
     image_part,
 )
 from tests.kits.publications import qwen_kit
-from tests.kits.ranks import with_followers
 from tests.parity.cases import parity
 from visual_engines.models import pixtral, qwen_vl
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
@@ -132,7 +133,7 @@ def test_log_probabilities(case):
 
 def test_sequences_that_are_recomputed(case):
     build = BuildConfig(max_batch_size=8, max_seq_len=64)
-    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / "short", build)
+    engine = build_engine(checkpoint_of(case.engine), case.engine.path.parent / "short", build)
     pipe = Pipeline(engine, cpu(block_size=4, max_kv_blocks=20, burst=4))
     options = {"max_new_tokens": NEW, "loop_detection": False}
     ids, done = [pipe.llm.add([pipe.request(each, **options)])[0] for each in case.inputs], {}
@@ -154,22 +155,11 @@ def test_prompts_that_end_in_an_image(case):
 @pytest.mark.parametrize("split", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
 def test_ranks(case, split):
     """Images of different sizes are shared, and each rank places the rows itself."""
-    engine = build_engine(_checkpoint(case.engine), case.engine.path.parent / str(split), BuildConfig(**split))
-    alone = Pipeline(case.engine, cpu())
-    for got, exact in zip(with_followers(engine, cpu(), case.encoded), case.encoded(alone), strict=True):
-        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-5)
-    ask = lambda pipe: pipe.generate(case.inputs, max_new_tokens=NEW, loop_detection=False)  # noqa: E731
-    found = with_followers(engine, cpu(), ask)
-    assert [out.token_ids for out in found] == [out.token_ids for out in ask(alone)]
-
-
-def _checkpoint(engine) -> Checkpoint:
-    return Checkpoint.open(engine.path.parent / "checkpoint")
+    check_ranks(case, split, new=NEW)
 
 
 def test_only_torch_encodes_any_size(case, tmp_path):
-    with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):
-        build_engine(_checkpoint(case.engine), tmp_path / "engine", BuildConfig(backend="onnxruntime"))
+    check_torch_alone_encodes(case, tmp_path / "engine")
 
 
 def test_sizes_out_of_range(case):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.kits.models import tiny
+from tests.unit.builder.artifact_kit import contents
 from vlm.artifacts.native.checkpoint import Checkpoint
 from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.build.builder import build_engine
@@ -46,10 +47,6 @@ def engine(built, tmp_path):
     return EngineDir.open(shutil.copytree(built.path, tmp_path / "engine"))
 
 
-def digest(path) -> dict[str, bytes]:
-    return {p.relative_to(path).as_posix(): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-
-
 def change_weights(folder, change) -> None:
     weights = load_file(folder / "model.safetensors")
     change(weights)
@@ -58,9 +55,9 @@ def change_weights(folder, change) -> None:
 
 def test_conversion_is_deterministic_and_repeatable(source, tmp_path):
     first = convert_folder(source, tmp_path / "a")
-    assert digest(tmp_path / "a") == digest(convert_folder(source, tmp_path / "b").path)
+    assert contents(tmp_path / "a") == contents(convert_folder(source, tmp_path / "b").path)
     convert_folder(source, tmp_path / "a")  # over its older self
-    assert digest(first.path) == digest(tmp_path / "b")
+    assert contents(first.path) == contents(tmp_path / "b")
     assert kind_of(first.path) == "checkpoint" and Checkpoint.open(first.path).roles.keys() == {"visual", "decoder"}
 
 
@@ -80,16 +77,16 @@ def test_an_engine_is_self_contained(source, tmp_path):
 
 
 def test_sharded_and_pickled_folders_give_the_same_checkpoint(source, tmp_path):
-    want = digest(convert_folder(source, tmp_path / "want").path)
+    want = contents(convert_folder(source, tmp_path / "want").path)
     model = tiny.nougat()
     model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
     shutil.copy(source / "preprocessor_config.json", tmp_path / "hf")
     assert (tmp_path / "hf" / "model.safetensors.index.json").exists()
-    assert digest(convert_folder(tmp_path / "hf", tmp_path / "sharded").path) == want
+    assert contents(convert_folder(tmp_path / "hf", tmp_path / "sharded").path) == want
     for file in (tmp_path / "hf").glob("model*"):
         file.unlink()
     torch.save(model.state_dict(), tmp_path / "hf" / "pytorch_model.bin")
-    assert digest(convert_folder(tmp_path / "hf", tmp_path / "pickled").path) == want
+    assert contents(convert_folder(tmp_path / "hf", tmp_path / "pickled").path) == want
 
 
 def test_pickled_code_is_not_run(folder, tmp_path):
@@ -213,5 +210,5 @@ def test_random_checkpoints_are_those_of_their_seed(tmp_path):
     first, again, other = (
         random_checkpoint(config, tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
-    assert digest(first.path) == digest(again.path) != digest(other.path)
+    assert contents(first.path) == contents(again.path) != contents(other.path)
     assert first.weights("decoder")["final_norm.weight"].eq(1).all()

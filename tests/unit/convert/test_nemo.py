@@ -11,7 +11,15 @@ import torch
 
 from llm_engines.converters.nemo.gpt import tokenizer_files
 from tests.kits.cli_kit import call
-from tests.kits.publications.nemo_kit import HASH, GPTNext, archive, change_tensor, gpt2_files, sentencepiece_file
+from tests.kits.publications.nemo_kit import (
+    HASH,
+    GPTNext,
+    archive,
+    change_tensor,
+    gpt2_files,
+    refused,
+    sentencepiece_file,
+)
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm.processing.text.tokenization import Tokenizer
@@ -23,14 +31,6 @@ CONFIG = {"position_embedding_type": "learned_absolute", "vocab_size": 48}
 def folder(tmp_path):
     """The content of an archive of two ranks."""
     return GPTNext(**CONFIG).unpacked(tmp_path / "content", gpt2_files(tmp_path), 2)
-
-
-def refused(source, tmp_path, error=CheckpointError) -> str:
-    before = set(tmp_path.iterdir())
-    with pytest.raises(error) as caught:
-        convert_folder(source, tmp_path / "out")
-    assert set(tmp_path.iterdir()) == before and str(caught.value).count("\n") == 0
-    return str(caught.value)
 
 
 def test_archives_that_are_cut_short_or_none(folder, tmp_path):

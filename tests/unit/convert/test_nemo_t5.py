@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from llm_engines.converters.nemo.t5_tokenizer import text_ends, tokenizer_files
-from tests.kits.publications.nemo_kit import archive, change_tensor, sentencepiece_file
+from tests.kits.publications.nemo_kit import archive, change_tensor, refused, sentencepiece_file
 from tests.kits.publications.nemo_t5_kit import ROOT, NemoT5, bert_file, config_of
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
@@ -20,14 +20,6 @@ PIECES = {"library": "megatron", "type": "BertWordPieceCase", "num_sentinel_toke
 def folder(tmp_path):
     """The content of an archive of two stages of one rank."""
     return NemoT5(config_of()).unpacked(tmp_path / "content", bert_file(tmp_path), pp=2, tokenizer=PIECES)
-
-
-def refused(source, tmp_path, error=CheckpointError) -> str:
-    before = set(tmp_path.iterdir())
-    with pytest.raises(error) as caught:
-        convert_folder(source, tmp_path / "out")
-    assert set(tmp_path.iterdir()) == before and str(caught.value).count("\n") == 0
-    return str(caught.value)
 
 
 def _set(folder, **more):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.kits.ocr_jobs import outputs
 from vlm.errors import DocumentError, ImageError, InputError
 from vlm.processing.media.documents import document as opening
 from vlm.processing.media.documents.pdf import PdfDocument
@@ -235,11 +236,6 @@ def run(paths, out, pipeline=None, on_progress=lambda summary: None, **options):
     with closing(Ledger(out / ".vlm-ocr" / "ledger.sqlite")) as ledger:
         placed = Outputs(out, config.format, ledger)
         return Job(PipelineReader(pipeline or FakePipeline()), documents, config, ledger, placed, on_progress).run()
-
-
-def outputs(out):
-    """Names of what a user sees there."""
-    return {path.name for path in out.iterdir() if not path.name.startswith(".")}
 
 
 def test_job_writes_a_file_a_document(tmp_path):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ocr.test_ocr import FakePipeline, image, outputs, pages, run
+from tests.kits.ocr_jobs import outputs
+from tests.unit.ocr.test_ocr import FakePipeline, image, pages, run
 from vlm.errors import DocumentError, ImageError, InputError
 from vlm.limits import MAX_PROCESSES
 from vlm_app.ocr.config import JobConfig, PlaceConfig

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.unit.ocr.test_ocr import FakePipeline, image, outputs, pages, run
+from tests.kits.ocr_jobs import outputs
+from tests.unit.ocr.test_ocr import FakePipeline, image, pages, run
 from tests.unit.ocr.test_ocr_ledger import Counting
 from vlm_app.core.names import as_text, percent_encoded, printable
 from vlm_app.core.storage import digest, file_state, key, object_state

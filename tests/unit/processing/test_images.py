@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from PIL.TiffImagePlugin import (
 )
 from transformers import AutoImageProcessor, NougatImageProcessor
 
+from tests.kits.hostile_kit import png
 from visual_engines.families.t5gemma2 import IMAGES as GEMMA
 from visual_engines.images.image_processors import BLIP, CLIP, SIGLIP, VIT, preferring
 from visual_engines.images.nougat_images import NOUGAT_IMAGES
@@ -234,16 +234,6 @@ def test_an_address_is_said_to_be_one(tmp_path, scheme):
     path = saved(tmp_path, colour(), "x.png")
     with pytest.raises(ImageError, match=r"x\.png is an address, which is not fetched; give the path of an"):
         load_image(f"{scheme}{path}")
-
-
-def png(width: int, height: int) -> bytes:
-    """A PNG header that promises a size, with hardly any data."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
 
 
 def test_what_is_no_image_is_refused_in_one_sentence(tmp_path):

@@ -30,7 +30,6 @@ WITH_DO = {
     "want": ("want to", False, "wollen"), "wanted": ("want to", True, "wollte"),
     "have to": ("have to", False, "müssen"), "had to": ("have to", True, "musste"),
 }  # fmt: skip
-TENSES = ("present", "progressive", "past", "perfect", *MODALS, *WITH_DO)
 PARTICLES = ("up", "along", "away", "on", "off", "out")
 BE = {"present": dict(zip(PERSONS, "am are is are are are".split(), strict=True)),
       "past": dict(zip(PERSONS, "was were was were were were".split(), strict=True))}  # fmt: skip
