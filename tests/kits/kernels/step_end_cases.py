@@ -9,7 +9,6 @@ import torch
 
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import append_likeliest as likeliest_kernel
-from vlm.ops.kernels import append_sampled as sampled_kernel
 from vlm.ops.kernels import penalize as penalize_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.sampling import append_and_check_stop as append_op
@@ -92,7 +91,7 @@ def append_sampled(device: torch.device) -> None:
         slots = all_slots.clone()
         slots[-3] = len(rows)  # a row of a search
         for _ in range(4):
-            for op, state, how in zip((sampled_op.reference, sampled_kernel.append_sampled), states, kept, strict=True):
+            for op, state, how in zip((sampled_op.reference, sampled_op.by_kernels), states, kept, strict=True):
                 op(state, slots, how, all_slots=all_slots, scores=scores, logits=logits)
         for name in ("tokens", "lengths", "finish"):
             assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
@@ -108,7 +107,7 @@ def _check_neighbours(device: torch.device) -> None:
 
     slots = torch.arange(4, device=device, dtype=torch.int32)
     logits = _wide(4, 3000, 7, device)[:, :3000]
-    operations = {"alone": sampled_kernel.append_sampled, "mixed": sampled_kernel.append_sampled,
+    operations = {"alone": sampled_op.by_kernels, "mixed": sampled_op.by_kernels,
                   "wanted": sampled_op.reference}  # fmt: skip
     chosen = {}
     for name, operation in operations.items():
@@ -153,7 +152,7 @@ def _check_odd_logits(device: torch.device) -> None:
         for name, value in fields.items():
             getattr(settings, name).fill_(value)
         state = slots_that_decode(len(kinds), device)
-        sampled_kernel.append_sampled(state, slots, settings, all_slots=slots, scores=logits, logits=logits)
+        sampled_op.by_kernels(state, slots, settings, all_slots=slots, scores=logits, logits=logits)
         token = state.tokens[:-1, 1].long()
         assert ((token >= 0) & (token < 2999)).all() and wanted.gather(1, token[:, None])[2:].all(), fields
 

@@ -14,7 +14,6 @@ from vlm.ops.kernels.append_and_check_stop import append_and_check_stop
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.draw import drawn_of_all, drawn_of_top_k, noise, scaled
 from vlm.ops.kernels.jit import jit
-from vlm.ops.sampling.sample import log_probability, sample
 from vlm.ops.state.sampling import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -129,60 +128,37 @@ def _count_steps(slots_ptr, tokens_ptr, lengths_ptr, reset_ptr, steps_ptr, width
     tl.store(steps_ptr + slot, tl.where(last == tl.load(reset_ptr + slot), 0, steps))
 
 
-def append_sampled(
-    state: SequenceState,
-    slots: Tensor,
-    settings: SamplingState,
-    *,
-    all_slots: Tensor,
-    scores: Tensor,
-    logits: Tensor,
-    by_entropy: int = 0,
-) -> None:
+def draw(
+    state: SequenceState, settings: SamplingState, *, slots: Tensor, scores: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draws by scores [R, V] a token for each of the `slots` [R] int32, but for filters by entropy -> tokens [R] int32,
+    their log-probabilities under logits [R, V], [R] float32."""
     rows, vocab_size = scores.shape
     assert scores.stride(1) == logits.stride(1) == 1
-    drawn = _of_parts(scores, state, settings, all_slots=all_slots, draws=True)
-    plain = drawn if scores is logits else _of_parts(logits, state, settings, all_slots=all_slots, draws=False)
+    drawn = _of_parts(scores, state, settings, all_slots=slots, draws=True)
+    plain = drawn if scores is logits else _of_parts(logits, state, settings, all_slots=slots, draws=False)
     parts = drawn.tokens.shape[2]
     token, chosen = _empty(scores, rows, dtype=torch.int32), _empty(scores, rows, MOST, dtype=torch.int32)
     logprob = _empty(scores, rows)
     _draw[(rows,)](
-        scores, logits, all_slots, drawn.tokens, drawn.bests, drawn.sums, plain.bests, plain.sums, drawn.groups, chosen,
+        scores, logits, slots, drawn.tokens, drawn.bests, drawn.sums, plain.bests, plain.sums, drawn.groups, chosen,
         settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seeds, settings.top_p_decay,
         settings.top_p_min, settings.decay_steps, state.lengths, token, logprob,
         vocab_size, scores.stride(0), logits.stride(0), parts, PADDED=triton.next_power_of_2(parts),
         PART=PART, CHUNK=CHUNK, GROUP=GROUP, MOST=MOST, LEAST=LEAST_TEMPERATURE, num_warps=16,
     )  # fmt: skip
-    if by_entropy:
-        _draw_by_entropy(
-            state, settings, all_slots.long(), scores=scores, logits=logits, rows=by_entropy, token=token,
-            logprob=logprob,
-        )  # fmt: skip
+    return token, logprob
+
+
+def append(
+    state: SequenceState, slots: Tensor, settings: SamplingState, *, all_slots: Tensor, token: Tensor, logprob: Tensor
+) -> None:
+    """Appends what was drawn, and counts it: see vlm.ops.sampling.append_sampled."""
     append_and_check_stop(state, slots, token, logprob)
-    _count_steps[(rows,)](
+    _count_steps[(len(all_slots),)](
         all_slots, state.tokens, state.lengths, settings.top_p_reset_id, settings.decay_steps, state.tokens.shape[1],
         num_warps=1,
     )  # fmt: skip
-
-
-def _draw_by_entropy(
-    state: SequenceState,
-    settings: SamplingState,
-    slots: Tensor,
-    *,
-    scores: Tensor,
-    logits: Tensor,
-    rows: int,
-    token: Tensor,
-    logprob: Tensor,
-) -> None:
-    """Draws anew, by torch, for those of the `slots` [R] int64 that go by entropy, at most `rows`, into `token` [R] and
-    `logprob` [R]. What others draw depends on no such neighbour: torch's logarithms differ in the last place."""
-    first = settings.rows(slots).goes_by_entropy.int().argsort(descending=True, stable=True)[:rows]
-    how, slots = settings.rows(slots[first]), slots[first]
-    drawn = sample(scores[first], how, state.lengths[slots], by_entropy=True)
-    token[first] = torch.where(how.goes_by_entropy, drawn.int(), token[first])
-    logprob[first] = torch.where(how.goes_by_entropy, log_probability(logits[first], drawn), logprob[first])
 
 
 class _Parts(NamedTuple):

@@ -14,7 +14,6 @@ from torch import Tensor
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.topk_logprobs import topk_logprobs
-from vlm.ops.sampling.apply_rules import stuck_searches
 from vlm.ops.state.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, acting
 
 if TYPE_CHECKING:
@@ -188,6 +187,7 @@ def penalize(
         NORMALIZES=groups is not None, PART=PART, num_warps=4,
     )  # fmt: skip
     if ALLOW in kinds:
-        stuck = stuck_searches((of_rows & LEFT.value) == 0, groups)
+        stuck = (of_rows & LEFT.value) == 0
+        stuck = stuck if groups is None else groups.all_of(stuck)
         _free[(rows, parts)](scores, marks, of_rows, stuck, vocab_size, PART=PART, num_warps=4)
     return scores

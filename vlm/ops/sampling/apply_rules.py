@@ -42,15 +42,6 @@ def _allowed(scores: Tensor, allow: Tensor, groups: Groups | None) -> Tensor:
     """Forbids all but the tokens `allow` [R, V] bool of rows that have some; where nothing else is left of a row, or of
     all beams of a search, these may come again, with scores that are alike."""
     scores = scores.masked_fill(allow.any(1, keepdim=True) & ~allow, NEVER)
-    stuck = stuck_searches(scores.amax(1) == NEVER, groups)
+    stuck = scores.amax(1) == NEVER
+    stuck = stuck if groups is None else groups.all_of(stuck)
     return torch.where(stuck[:, None] & allow, 0.0, scores)
-
-
-def stuck_searches(stuck: Tensor, groups: Groups | None) -> Tensor:
-    """Returns which of the rows of which nothing is left, `stuck` [R] bool, are alone or beams of a search of which all
-    are."""
-    if groups is None:
-        return stuck
-    rows = torch.where(groups.beams, groups.rows, len(stuck)).long()  # those of no beam have a place of their own
-    every = torch.nn.functional.pad(stuck, (0, 1), value=True)[rows].all(1, keepdim=True)
-    return stuck.new_zeros(len(stuck) + 1).scatter(0, rows.flatten(), every.expand_as(rows).flatten())[:-1]

@@ -62,6 +62,12 @@ class Groups:
         """Says which slots are beams, [G, W] bool."""
         return self.slots != self.padding_slot
 
+    def all_of(self, flags: Tensor) -> Tensor:
+        """Returns which rows are beams of a search of which all have the `flags` [R] bool, [R] bool."""
+        rows = torch.where(self.beams, self.rows, len(flags)).long()  # those of no beam have a place of their own
+        every = torch.nn.functional.pad(flags, (0, 1), value=True)[rows].all(1, keepdim=True)
+        return flags.new_zeros(len(flags) + 1).scatter(0, rows.flatten(), every.expand_as(rows).flatten())[:-1]
+
     def of_one_size(self, among: Tensor, most: Tensor) -> Iterator[tuple[Tensor, Groups]]:
         """Yields which of the groups `among` [G] bool have the same numbers of beams and of candidates `most` [G], and
         these without padding. Waits for the device."""
