@@ -1,4 +1,4 @@
-"""Ctrl-C, which a terminal sends to a process and to all that it started."""
+"""Ctrl-C, which a terminal sends to a process and to all that it started, and SIGTERM, which a scheduler does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come: whoever sent it waits for some seconds, and then kills."""
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Raises Terminated in the main thread where SIGTERM comes in its block; once, for schedulers send it to a process
+    and again to its group."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

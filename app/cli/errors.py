@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import typer
 
 from vlm.errors import VlmError
+from vlm.interrupts import Terminated
 from vlm_app.core.names import printable
 from vlm_app.core.renamed import with_flags
 from vlm_app.core.warning_lines import warnings_in_a_line
@@ -20,7 +22,7 @@ from vlm_app.core.warning_lines import warnings_in_a_line
 PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2
 INTERNAL_ERROR = 70  # EX_SOFTWARE
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 # what a disk or a folder refuses, and no mistake of the program's
 REFUSED = {
     errno.EBADF,
@@ -60,6 +62,9 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
         except BrokenPipeError:
             _drop_output()  # its reader has gone
             raise typer.Exit(0) from None
+        except Terminated:
+            print_error("ended by SIGTERM.")
+            raise typer.Exit(TERMINATED) from None
         except KeyboardInterrupt:
             print_error("interrupted.")
             raise typer.Exit(INTERRUPTED) from None

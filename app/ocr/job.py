@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from vlm.errors import DocumentError, VlmError
+from vlm.interrupts import Terminated
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.document_progress import DocumentProgress
 from vlm_app.ocr.document_writer import DocumentWriter, failure_of
@@ -49,8 +50,8 @@ class Job:
             for attempt in range(1, self.config.retries + 1):
                 self._read(self._looped_works(attempt), attempt)
             self._end()
-        except KeyboardInterrupt:
-            self.summary.interrupted = True
+        except KeyboardInterrupt as interrupt:
+            self.summary.interrupted, self.summary.terminated = True, isinstance(interrupt, Terminated)
         except VlmError as error:
             self.summary.stopped = error
         finally:

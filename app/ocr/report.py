@@ -45,6 +45,7 @@ class Summary:
     finish_reasons: Counter[str] = field(default_factory=Counter)
     partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
     interrupted: bool = False
+    terminated: bool = False  # it was interrupted by SIGTERM
     is_limited: bool = False  # it read as many pages as it was to, and documents are left
     stopped: VlmError | None = None  # what ended the job
     series: TimeSeries = field(default_factory=TimeSeries)
@@ -138,6 +139,7 @@ def complaints(summary: Summary) -> Iterator[str]:
         yield f"not read: {where}: {failure.reason}"
     partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
     if summary.interrupted:
-        yield f"interrupted: {counted(summary.documents, 'document')} finished{partial}."
+        how = "ended by SIGTERM" if summary.terminated else "interrupted"
+        yield f"{how}: {counted(summary.documents, 'document')} finished{partial}."
     if summary.is_limited:
         yield f"the limit of pages is reached{partial}; the same command without --limit reads the rest."

@@ -11,10 +11,11 @@ import typer
 
 from vlm.backends.devices import chosen_devices
 from vlm.errors import InputError, listed
+from vlm.interrupts import sigterm_interrupts
 from vlm.parallel.environment import be_no_rank
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
-from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
+from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, TERMINATED, command, print_error
 from vlm_app.cli.options.common import DEFAULT_MODEL, Model
 from vlm_app.cli.options.groups import LOADING_ADAPTER, Group, takes
 from vlm_app.core.load_options import LoadOptions
@@ -47,6 +48,7 @@ OCR_LOADING = LOADING_ADAPTER.changed(
 
 
 @command
+@sigterm_interrupts()
 @takes(config=Group.making(JobConfig), places=Group.making(PlaceConfig), options=OCR_LOADING)
 def ocr(
     *,
@@ -67,9 +69,10 @@ def ocr(
 
     A bad page costs that page: the text has a comment in its place, it is listed at the end, and the exit code is 1.
     Every page that was read is kept in a ledger (OUT/.vlm-ocr): whatever ends the job, the same command goes on after
-    the last page. Ctrl-C also leaves the finished pages of unfinished documents in NAME.partial.md. Outputs are called
-    after their documents (report.pdf: report.md) and lie as these do below the folders given; a.png and a.pdf become
-    a.png.md and a.pdf.md. A file that the job did not write is never written over: its document is refused by name.
+    the last page. Ctrl-C and SIGTERM also leave the finished pages of unfinished documents in NAME.partial.md. Outputs
+    are called after their documents (report.pdf: report.md) and lie as these do below the folders given; a.png and
+    a.pdf become a.png.md and a.pdf.md. A file that the job did not write is never written over: its document is refused
+    by name.
 
     \b
     Examples:
@@ -166,6 +169,6 @@ def _end(summary: Summary) -> None:
     if summary.stopped:
         raise summary.stopped
     if summary.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(TERMINATED if summary.terminated else INTERRUPTED)
     if not summary.is_complete:
         raise typer.Exit(PARTLY_FAILED)

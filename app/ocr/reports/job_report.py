@@ -95,6 +95,8 @@ def configuration_of(engine: EngineConfig, config: JobConfig) -> dict[str, Any]:
 def _ended_by(summary: Summary) -> str:
     if summary.stopped is not None:
         return str(summary.stopped)
+    if summary.terminated:
+        return "SIGTERM"
     return "interrupt" if summary.interrupted else "limit" if summary.is_limited else "end"
 
 

@@ -226,13 +226,18 @@ def test_engine_too_small(cli, tmp_path):
     assert (code, out) == (2, "") and "--dtype bfloat16" in err
 
 
-def test_interrupt_keeps_finished_pages(cache, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "says", "ended_by"),
+    [(signal.SIGINT, 130, "interrupted", "interrupt"), (signal.SIGTERM, 143, "ended by SIGTERM", "SIGTERM")],
+)
+def test_a_signal_keeps_finished_pages(cache, tmp_path, number, code, says, ended_by):
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     page = Image.open(EXAMPLES / "page.png").convert("RGB")
     page.save(source / "a.png")
     page.save(source / "b.pdf", save_all=True, append_images=[page] * 199)
     options = ["-o", out, "--batch-size", "2", "--device", "cpu", "--max-new-tokens", "24"]
+    options += ["--report", tmp_path / "job.json"]
     process = subprocess.Popen(
         [sys.executable, "-c", START, "ocr", source, *options],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "VLM_CACHE": str(cache)},
@@ -241,12 +246,13 @@ def test_interrupt_keeps_finished_pages(cache, tmp_path):
         while len(commits(out)) < 5:  # a.png, and some of b.pdf
             assert process.poll() is None
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         err = process.communicate()[1]
     finally:
         process.kill()
-    assert process.returncode == 130, err
-    assert "Traceback" not in err and "interrupted: 1 document finished; finished pages" in err
+    assert process.returncode == code, err
+    assert "Traceback" not in err and f"{says}: 1 document finished; finished pages" in err
+    assert json.loads((tmp_path / "job.json").read_text())["ended_by"] == ended_by
     assert outputs(out) == {"a.md", "b.partial.md"}
     partial = (out / "b.partial.md").read_text()
     assert 1 <= partial.count("# Harbour notes") < 200 and "<!-- interrupted: pages" in partial
