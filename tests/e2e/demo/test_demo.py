@@ -144,7 +144,7 @@ def test_a_file_that_is_no_image_is_named_and_the_servers_folders_are_not(client
     (tmp_path / "notes.png").write_text("no picture")
     given = file(tmp_path / "notes.png")
     arguments = [{"text": "How many?", "files": [given]}] if endpoint == "/ask" else [given, 1]
-    with pytest.raises(gradio_client.exceptions.AppError, match="is no image that can be read") as raised:
+    with pytest.raises(gradio_client.exceptions.AppError, match="is no PDF and no image that can be read") as raised:
         client.predict(*arguments, api_name=endpoint)
     assert str(raised.value).startswith(("the image", "notes.png"))
 

@@ -167,7 +167,8 @@ def test_a_mistake_is_one_sentence_and_leaves_the_page_as_it_was(page, shots, tm
     ask(panel, "How many objects are there?")
     toast = page.locator(".toast-body")
     sync_api.expect(toast).to_contain_text(
-        "notes.png is no image that can be read; give PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000."
+        "notes.png is no PDF and no image that can be read;"
+        " give PDF, PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000."
     )
     assert "Traceback" not in page.content()
     assert panel.get_by_role("textbox").last.input_value() == "How many objects are there?"

@@ -166,7 +166,7 @@ def test_pages_and_formats(cli, tmp_path):
     [
         (["pages.pdf", "--pages", "4"], "pages 4 were asked for, the document has 3 pages"),
         (["pages.pdf", "--pages", "one"], "--pages is 'one'; write 1-4,7"),
-        (["page.txt"], "page.txt is no image"),
+        (["page.txt"], "page.txt is no PDF and no image that can be read; give PDF, PNG, JPEG"),
         (["nothing.pdf"], "nothing.pdf does not exist"),
         (["page.png", "--format", "docx"], "--format is 'docx'; allowed are md, mmd, jsonl"),
         (["page.png", "--max-new-tokens", "0"], "--max-new-tokens is 0"),

@@ -89,7 +89,7 @@ def test_each_bad_thing_costs_itself(cli, tmp_path):
         "Too many levels",
         "No such file",
         "is empty",
-        r"bad\x1b[2J\n--->.png is no image",
+        r"bad\x1b[2J\n--->.png is no PDF and no image",
     ):
         assert reason in err
     files = left(out)

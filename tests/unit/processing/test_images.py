@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -34,6 +35,19 @@ from vlm.registry.images.processor import ImageProcessorSpec
 from vlm.registry.images.transforms import LAST_BITS, Transform
 from vlm_app.demo.documents import UploadedPage
 from vlm_app.reference.huggingface import in_patches, in_tiles
+
+
+class FiltersSeen(io.BytesIO):
+    """A file that notes which filters of warnings the process has while it is read."""
+
+    def __init__(self, content):
+        super().__init__(content)
+        self.filters = []
+
+    def read(self, *size):
+        self.filters.append(warnings.filters)
+        return super().read(*size)
+
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
 
@@ -331,6 +345,19 @@ def test_slivers_are_padded_where_one_side_follows_the_other(spec, size):
     settings = {"size": exact, "crop_size": exact} | more
     want = getattr(transformers, spec.name)(**settings)([image], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(ImageProcessor(spec, settings)([image]), want, rtol=0, atol=LAST_BITS)
+
+
+def test_warnings_of_other_threads_stay_as_they_are(monkeypatch):
+    """Pillow warns of images of more than its own limit, which are read without a word."""
+    file = io.BytesIO()
+    Image.new("1", (40, 30)).save(file, "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    seen = FiltersSeen(file.getvalue())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert load_image(seen).size == (40, 30)
+        assert all(filters is warnings.filters for filters in seen.filters) and not caught
+    assert seen.filters
 
 
 @pytest.mark.parametrize("size", [(200, 3), (3, 200), (200, 1), (4, 4)])

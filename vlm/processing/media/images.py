@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
-import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vlm.artifacts.files import open_regular
@@ -25,6 +24,8 @@ from vlm.processing.media.unread import misread_tiff, unread, unread_jpeg2000, u
 
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "JPEG2000")  # Pillow's other readers start programs …
 _ALLOWED = "PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000"
+_IMAGE = f"image that can be read; give {_ALLOWED}"
+DOCUMENT = f"PDF and no image that can be read; give PDF, {_ALLOWED}"
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
 
 
@@ -103,14 +104,15 @@ def damage(name: str, image: Image.Image | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_image(source: str | Path | bytes | BinaryIO, name: str, *, checked: bool = False) -> Iterator[Image.Image]:
-    """Gives the image of a file, of which no more than the header was read. `checked`: its header was, before."""
+def open_image(
+    source: str | Path | bytes | BinaryIO, name: str, *, checked: bool = False, what: str = _IMAGE
+) -> Iterator[Image.Image]:
+    """Gives the image of a file, of which no more than the header was read. `checked`: its header was, before; `what`:
+    what a file that is no image should be."""
     with contextlib.ExitStack() as stack:
-        with warnings.catch_warnings(), damage(name):
-            # our own limit decides on size, and damage is an error
-            warnings.simplefilter("ignore")
+        with damage(name):
             file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
-            image = _identified(file, name, checked=checked)
+            image = _identified(file, name, checked=checked, what=what)
             if image.format == "JPEG2000" and (what := unread_jpeg2000(file)):
                 raise ImageError(f"{name} {what}.", "unsupported")
         yield stack.enter_context(image)
@@ -155,36 +157,55 @@ def _file(path: str | Path, name: str) -> BinaryIO:
         raise ImageError(f"{name} cannot be read: {error.strerror or error}.") from None
 
 
-def _identified(file: BinaryIO, name: str, *, checked: bool) -> Image.Image:
+def _identified(file: BinaryIO, name: str, *, checked: bool, what: str) -> Image.Image:
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     if not size:
         raise ImageError(f"{name} is empty.", "empty")
     if not checked:
         check_header(file)
-    try:
-        image = Image.open(file, formats=FORMATS if size <= MAX_IMAGE_BYTES else ("TIFF",))
-        if image.format == "TIFF":
-            libtiff.silence()
-        return image
-    except UnidentifiedImageError:
-        if size > MAX_IMAGE_BYTES:
-            limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
-            raise ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large") from None
-        if what := unread(file):
-            raise ImageError(f"{name} {what}.", "unsupported") from None
-        if begins_like_an_image(file):
-            raise ImageError(f"{name} is a damaged or truncated image; repair it or save it anew.") from None
-        raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
+    image = _opened(file, FORMATS if size <= MAX_IMAGE_BYTES else ("TIFF",))
+    if image is None:
+        raise _why_not(file, name, size, what)
+    if image.format == "TIFF":
+        libtiff.silence()
+    return image
+
+
+def _opened(file: BinaryIO, formats: Sequence[str]) -> Image.Image | None:
+    """Opens a file by the first of these readers that takes it; None: none does. Pillow's own `open` also warns of
+    images that our limit allows, and warnings are silenced for all threads at once."""
+    for open_by in _readers(file, formats):
+        file.seek(0)
+        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
+            return open_by(file, "")
+    return None
+
+
+def _readers(file: BinaryIO, formats: Sequence[str]) -> list[Callable[[BinaryIO, str], Image.Image]]:
+    """Returns those of Pillow's readers of these formats that take a file for their own by its first bytes."""
+    Image.init()
+    file.seek(0)
+    beginning = file.read(16)
+    readers = [Image.OPEN[name] for name in formats if name in Image.OPEN]
+    return [open_by for open_by, accepts in readers if accepts is not None and accepts(beginning) is True]
+
+
+def _why_not(file: BinaryIO, name: str, size: int, what: str) -> ImageError:
+    """Returns the error of a file of so many bytes that no reader takes; `what` it should be."""
+    if size > MAX_IMAGE_BYTES:
+        limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
+        return ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large")
+    if sound := unread(file):
+        return ImageError(f"{name} {sound}.", "unsupported")
+    if begins_like_an_image(file):
+        return ImageError(f"{name} is a damaged or truncated image; repair it or save it anew.")
+    return ImageError(f"{name} is no {what}.")
 
 
 def begins_like_an_image(file: BinaryIO) -> bool:
     """Says whether one of our readers takes a file for its own by its first bytes."""
-    Image.init()
-    file.seek(0)
-    beginning = file.read(16)
-    accepts = [Image.OPEN[name][1] for name in FORMATS if name in Image.OPEN]
-    return any(accept(beginning) for accept in accepts if accept is not None)
+    return bool(_readers(file, FORMATS))
 
 
 def check_size(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> None:

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -96,8 +97,9 @@ def _exit_after_parent() -> None:
 
 
 def _silence_libraries() -> None:
-    """Leaves stderr to Python: C libraries would write lines of each damaged file, of which the client is told. What
+    """Leaves stderr to Python: libraries would write lines of each damaged file, of which the client is told. What
     Python itself says, tracebacks too, goes where it went."""
+    warnings.simplefilter("ignore")
     with contextlib.suppress(OSError):  # there may be none
         sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
         null = os.open(os.devnull, os.O_WRONLY)

@@ -18,7 +18,7 @@ from vlm.limits import MAX_FRAMES, MAX_PIXELS
 from vlm.processing.media.documents.page_range import parse_pages
 from vlm.processing.media.documents.pdf import DPI, PdfDocument
 from vlm.processing.media.image_tags import check_tags, seek_frame
-from vlm.processing.media.images import Detail, begins_like_an_image, damage, decoded, open_image
+from vlm.processing.media.images import DOCUMENT, Detail, begins_like_an_image, damage, decoded, open_image
 from vlm.processing.media.sized_images import load_sized
 
 IMAGE_SUFFIXES = frozenset(
@@ -78,7 +78,7 @@ class ImageDocument(Document):
     def __init__(self, source: Path | bytes, name: str | None = None):
         """A file or its content; `name`: what errors call it."""
         self._source, self.name = source, name or str(source)
-        with open_image(source, self.name) as image:
+        with open_image(source, self.name, what=DOCUMENT) as image:
             is_tiff = image.format == "TIFF"
         # an animation is one picture, a TIFF of several frames a document
         with damage(self.name), io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
