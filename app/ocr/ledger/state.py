@@ -13,6 +13,7 @@ from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.snapshots import Snapshots, working_folder
 
 KEPT_AS_HASHES = ("model", "adapter")  # settings whose values are not those of their options
+CHANGE_THE_FILES = {"backend", "dtype"}  # settings by which the hash of the same model is another
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
 
 
@@ -80,6 +81,8 @@ def _agree(ledger: Ledger, settings: Mapping[str, object], recompute: bool, out:
 
 def _other_settings(begun: Mapping[str, object], settings: Mapping[str, object], out: Path) -> InputError:
     others = [name for name in {**begun, **settings} if begun.get(name) != settings.get(name)]
+    if CHANGE_THE_FILES & set(others):
+        others = [name for name in others if name != "model"]
     was, now = (", ".join(_told(name, values.get(name)) for name in others) for values in (begun, settings))
     return InputError(
         f"{out} was begun with {was}, now asked is {now}; ask for the same, give another --out, or --recompute to read"

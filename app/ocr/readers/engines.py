@@ -11,6 +11,7 @@ from vlm.artifacts.files import canonical_json
 from vlm.artifacts.hashes import sha256_of
 from vlm.artifacts.progress import Progress
 from vlm.backends.threads import usable_cpus
+from vlm.config import BuildConfig
 from vlm.errors import InputError
 from vlm.registry.catalogs import family
 from vlm.registry.images.processor import QuestionUse
@@ -114,6 +115,8 @@ class EngineConfig:
         mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
         model = f"{manifest.family} {mark}"
         more = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
+        backend = self.options.build.get("backend", BuildConfig.backend)
+        more |= {"backend": backend} if backend != BuildConfig.backend else {}
         more |= {"exact_pixels": True} if self.exact_pixels else {}
         more |= {"prompt": self.question} if self.is_drawn else self.words
         for folder in self.options.runtime_config().lora_folders.values():

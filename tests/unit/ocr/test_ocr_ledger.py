@@ -180,6 +180,10 @@ def test_settings_of_two_models_do_not_mix(tmp_path):
     with pytest.raises(InputError, match=said) as error:
         ledger_of(tmp_path, more, False).__enter__()
     assert error.value.settings == ("max_new_tokens", "exact_pixels")
+    built_otherwise = SETTINGS | {"model": "nougat 3", "backend": "onnxruntime"}
+    said = r"was begun with no `backend`, now asked is `backend` onnxruntime; ask for the same"
+    with pytest.raises(InputError, match=said):
+        ledger_of(tmp_path, built_otherwise, False).__enter__()
     with ledger_of(tmp_path, other, True) as ledger:
         assert ledger.find("a").pages is None and ledger.get("settings") == other
 
