@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +14,11 @@ from tests.kits.media_kit import nested_forms
 from tests.unit.ocr.test_ocr import image
 from tests.unit.ocr.test_ocr_limit import FakeReader, outputs, run, scans  # noqa: F401  the last is a fixture
 from vlm.errors import DocumentError
+from vlm.processing.workers.process import Budget, WorkerProcess
+from vlm.stage_clock import StageClock
 from vlm_app.ocr.documents import render_pool
 from vlm_app.ocr.documents.pages import opening
-from vlm_app.ocr.documents.render_pool import RenderPool
+from vlm_app.ocr.documents.render_pool import PooledDocument, RenderPool
 from vlm_app.ocr.events import TIMEOUT, PageFailed, Unreadable, Work
 
 ENDLESS = {(1, 1), (3, 2)}  # pages that never come
@@ -88,7 +91,8 @@ def test_a_document_that_is_long_in_coming_holds_up_no_other():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(render_pool, "QUICK_SECONDS", 0.2)
+    """Leaves little time to pages from its call on: until then a document has all that it needs to be opened."""
+    return lambda: monkeypatch.setattr(render_pool, "QUICK_SECONDS", 0.2)
 
 
 def kinds(document, pages) -> list[str]:
@@ -97,11 +101,17 @@ def kinds(document, pages) -> list[str]:
     return [error.kind for error in errors]
 
 
+def sentence_of(document, worker, page) -> str:
+    with pytest.raises(DocumentError) as error:
+        document.read_by(worker, page)
+    return str(error.value)
+
+
 def test_a_document_of_endless_pages_is_soon_given_up_in_a_quick_round(tmp_path, impatient):
     (tmp_path / "a.pdf").write_bytes(nested_forms(count=50))
     with closing(RenderPool(1)) as pool:
-        pool.open(tmp_path / "a.pdf").result()  # the worker has all that it needs
         document = pool.open(tmp_path / "a.pdf", is_quick=True).result()
+        impatient()
         assert kinds(document, range(50)) == [TIMEOUT] * 50
         assert pool.state().restarts == render_pool.MOST_TIMEOUTS
         assert pool.open(image(tmp_path / "a.png")).result().num_pages == 1
@@ -109,9 +119,12 @@ def test_a_document_of_endless_pages_is_soon_given_up_in_a_quick_round(tmp_path,
 
 def test_later_its_first_pages_have_all_time_and_the_others_little(tmp_path, impatient):
     (tmp_path / "a.pdf").write_bytes(nested_forms(count=6))
-    with closing(RenderPool(1, seconds=1.0)) as pool:
-        document = pool.open(tmp_path / "a.pdf").result()
-        said = [str(document.read(page).exception()) for page in range(6)]
+    pool = SimpleNamespace(images=pickle.dumps(None), clock=StageClock())
+    with closing(WorkerProcess(Budget(), render_pool.__name__)) as worker:
+        document = PooledDocument(pool, worker, tmp_path / "a.pdf", is_quick=False)
+        worker.budget = Budget(seconds=1.0)
+        impatient()
+        said = [sentence_of(document, worker, page) for page in range(6)]
     assert [sentence.partition("took longer than ")[2] for sentence in said] == ["1 s to render."] * 3 + [
         "0.2 s to render."
     ] * 3
