@@ -26,6 +26,7 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 # what a disk or a folder refuses, and no mistake of the program's
 REFUSED = {
     errno.EBADF,
+    errno.EFBIG,
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EROFS,
@@ -34,6 +35,9 @@ REFUSED = {
     errno.EIO,
     errno.ENAMETOOLONG,
 }
+
+UNMAPPED = "failed to map segment"  # of a library that is loaded, for want of memory
+NO_MEMORY = "there is too little memory; close other programs, raise a limit of this one (ulimit -v), or ask for less."
 
 
 def debugging() -> bool:
@@ -91,6 +95,9 @@ def _explain(error: Exception) -> int:
         if not error.filename:
             with contextlib.suppress(OSError, ValueError):  # stdout may have no file beneath
                 _drop_output()
+        return USER_ERROR
+    if isinstance(error, MemoryError) or UNMAPPED in str(error):
+        print_error(NO_MEMORY)
         return USER_ERROR
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     print_error(f"internal error, {reason}; `vlm --debug ...` shows where, please report it.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -13,14 +14,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FULL = "the device ran out of memory while it worked on this request; send it again later, or a smaller one."
-PHRASES = (
-    "out of memory",
-    "allocate memory",  # torch's allocator: "can't allocate memory"; ONNX Runtime's: "Failed to allocate memory"
-    "not enough memory",
-    "bad_alloc",
-    "bad allocation",
-    "ALLOC_FAILED",  # cuBLAS, cuDNN
-    "could not create a memory object",  # oneDNN
+PHRASES = re.compile(
+    "out of memory"
+    "|allocate memory"  # torch's allocator: "can't allocate memory"; ONNX Runtime's: "Failed to allocate memory"
+    "|not enough memory"
+    "|bad_alloc|bad allocation"
+    "|ALLOC_FAILED"  # cuBLAS, cuDNN
+    "|could not create a memory object|could not create a primitive(?! descriptor)"  # oneDNN
 )
 
 
@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Says whether a computation failed for want of memory, whatever library it came from."""
     if isinstance(error, MemoryError | OutOfMemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, Exception) and not isinstance(error, VlmError) and any(p in str(error) for p in PHRASES)
+    return isinstance(error, Exception) and not isinstance(error, VlmError) and bool(PHRASES.search(str(error)))
 
 
 def full() -> OutOfMemoryError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -109,7 +109,7 @@ def ocr(
     summary.other_files = search.other_files
     _tell(summary, gpu_price)
     if report_file:
-        write_report(report_file, job_report(summary, configuration_of(engine, config), gpu_price))
+        _report(report_file, job_report(summary, configuration_of(engine, config), gpu_price), summary)
     _end(summary)
 
 
@@ -162,6 +162,16 @@ def _tell(summary: Summary, gpu_price: float | None) -> None:
         print(line, file=sys.stderr)
     for line in complaints(summary):
         print_error(line)
+
+
+def _report(path: Path, report: dict[str, Any], summary: Summary) -> None:
+    """Writes the report. Where it cannot be written, what ended the job is still told, and the job's exit code."""
+    try:
+        write_report(path, report)
+    except InputError as error:
+        if not (summary.stopped or summary.interrupted):
+            raise
+        print_error(error)
 
 
 def _end(summary: Summary) -> None:

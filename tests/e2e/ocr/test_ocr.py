@@ -23,6 +23,8 @@ from tests.kits.ocr_jobs import book, commits, outputs
 from tests.unit.artifacts.hub_server import Hub, serve
 from tests.unit.processing.test_documents import ENCRYPTED
 from vlm.build.locate import packaged_models
+from vlm.errors import InputError
+from vlm_app.ocr.job import Job
 
 EXAMPLES = ROOT / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it
@@ -110,6 +112,20 @@ def test_a_folder_of_bad_documents_is_finished_and_each_is_reported(cli, tmp_pat
     }.items():  # fmt: skip
         assert re.search(rf"not read: .*{name}.*({reason})", err), name
     assert "1 encrypted" in err and "1 too large" in err and "pages/s" in err and "a million pages, at 2 an hour" in err
+
+
+def test_a_report_that_cannot_be_written_hides_nothing(cli, tmp_path, monkeypatch):
+    folder = tmp_path / "reports"
+    folder.mkdir()
+
+    def stop(job):
+        folder.rmdir()
+        folder.touch()
+        raise InputError("the disk is full.")
+
+    monkeypatch.setattr(Job, "_prepare", stop)
+    code, _, err = cli("ocr", EXAMPLES / "page.png", "-o", tmp_path, "--device", "cpu", "--report", folder / "job.json")
+    assert code == 2 and "job.json cannot be written" in err and "vlm: the disk is full.\n" in err
 
 
 def test_another_length_is_noticed(cli, tmp_path):

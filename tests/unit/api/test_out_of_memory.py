@@ -20,6 +20,7 @@ from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
 from vlm.engine.leading import follow
 from vlm.errors import EngineError, InputError, OutOfMemoryError
+from vlm.executor.memory import is_out_of_memory
 from vlm.executor.slots.cache import SlotCache
 from vlm.parallel.collectives import OneHost
 from vlm.processing.media.pool import MediaConfig, MediaPool
@@ -40,10 +41,16 @@ ERRORS = {
     "onnxruntime": Exception(
         "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer"
     ),
+    "onednn": RuntimeError("could not create a primitive"),
     "c++": RuntimeError("std::bad_alloc"),
     "python": MemoryError(),
     "tensorrt": OutOfMemoryError("TensorRT could not queue the plan's work: Cuda Runtime (out of memory)"),
 }
+
+
+def test_what_onednn_cannot_do_is_no_want_of_memory():
+    unsupported = "could not create a primitive descriptor for the linear primitive"
+    assert not is_out_of_memory(RuntimeError(unsupported)) and is_out_of_memory(ERRORS["onednn"])
 
 
 def fails_once(monkeypatch, executor, stage: str, on: int, error: Exception = CUDA) -> None:

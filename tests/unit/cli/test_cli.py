@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import json
@@ -467,6 +468,15 @@ def test_errors_become_sentences(cli, monkeypatch):
     _failing(monkeypatch, KeyError("bug"))
     code, _, err = cli("run", "--image", "a.png")
     assert code == 70 and "internal error, KeyError: 'bug'" in one_sentence(err) and "--debug" in err
+    for error in (
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        MemoryError(),
+    ):
+        _failing(monkeypatch, error)
+        code, _, err = cli("run", "--image", "a.png")
+        assert code == 2 and "there is too little memory; " in one_sentence(err)
+    _failing(monkeypatch, OSError(errno.EFBIG, "File too large"))
+    assert "the output cannot be written: File too large" in one_sentence(cli("run", "--image", "a.png")[2])
     _failing(monkeypatch, KeyboardInterrupt())
     assert cli("run", "--image", "a.png") == (130, "", "vlm: interrupted.\n")
 

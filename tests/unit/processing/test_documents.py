@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -116,6 +118,15 @@ def test_a_document_without_pages(tmp_path):
     with pytest.raises(DocumentError, match=r"empty\.pdf is a PDF without pages") as error:
         open_document(tmp_path / "empty.pdf")
     assert error.value.kind == "empty"
+
+
+def test_a_document_that_is_open_when_the_process_ends_is_closed_without_a_word(pdf):
+    script = (  # the folder's finalizer comes first, and with it those of all that is opened later come last
+        "import sys, tempfile; folder = tempfile.TemporaryDirectory()\n"
+        "from vlm.processing.media.documents import open_document; document = open_document(sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, pdf], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_what_is_said_of_a_document_does_not_come_from_the_one_before(tmp_path):

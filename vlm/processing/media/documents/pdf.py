@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import io
 import logging
 import math
@@ -10,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from weakref import WeakSet
 
 from PIL import Image
 
@@ -28,6 +31,15 @@ POINTS = 72  # of a PDF, per inch
 # held by whoever uses PDFium, which is not for several threads at once, not even to close a document; reentrant: a
 # collection may close one in the middle of a rendering
 PDFIUM = RLock()
+
+
+@functools.cache
+def _closed_at_exit() -> WeakSet[PdfDocument]:
+    """Returns documents that are closed at the end of the process: pypdfium2, which is imported and so ends after
+    this, would write a line of each."""
+    documents: WeakSet[PdfDocument] = WeakSet()
+    atexit.register(lambda: [document.close() for document in documents])
+    return documents
 
 
 class PdfDocument:
@@ -56,6 +68,7 @@ class PdfDocument:
                 is_encrypted = pypdfium2.raw.FPDF_GetSecurityHandlerRevision(self._pdf) >= 0
                 self._altered = AlteredImages(source, is_encrypted=is_encrypted)
                 self.num_pages = len(self._pdf)
+                _closed_at_exit().add(self)
             except pypdfium2.PdfiumError as error:
                 raise _why_not(source, self.name, str(error)) from None
             if refusal := self._refusal():
