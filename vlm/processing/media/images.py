@@ -113,8 +113,8 @@ def open_image(
         with damage(name):
             file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
             image = _identified(file, name, checked=checked, what=what)
-            if image.format == "JPEG2000" and (what := unread_jpeg2000(file)):
-                raise ImageError(f"{name} {what}.", "unsupported")
+            if image.format == "JPEG2000" and (sound := unread_jpeg2000(file)):
+                raise ImageError(f"{name} {sound}.", "unsupported")
         yield stack.enter_context(image)
 
 
