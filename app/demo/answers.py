@@ -83,10 +83,10 @@ def show_errors(handler: Handler) -> Handler:
                 async for state in states:
                     yield state
         except VlmError as error:
-            raise _told(_in_the_pages_words(error)) from None
+            raise shown_error(_in_the_pages_words(error)) from None
         except Exception:
             log.exception("a request failed")
-            raise _told("the demo failed; its terminal says where.") from None
+            raise shown_error("the demo failed; its terminal says where.") from None
 
     return shown
 
@@ -97,8 +97,8 @@ def _in_the_pages_words(error: VlmError) -> str:
     return renamed(str(error), error, {**flags.get({}), **controls})
 
 
-def _told(sentence: str) -> gr.Error:
-    # it is shown as HTML
+def shown_error(sentence: str) -> gr.Error:
+    """Returns what shows a sentence in the page, as HTML, and nothing in its terminal."""
     return gr.Error(html.escape(sentence, quote=False), duration=20, print_exception=False)
 
 

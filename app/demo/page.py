@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gradio as gr
 from gradio import themes
 
+from vlm_app.demo.answers import shown_error
 from vlm_app.demo.ask import AskTab
 from vlm_app.demo.models import ASK, READ, WRITE, Models, models_of
 from vlm_app.demo.read import ReadTab
@@ -30,6 +33,18 @@ ABOUT = {  # what the packaged models are good for; they answer all the same
 }
 
 
+class Page(gr.Blocks):
+    """Tells what is wrong with values that its controls do not give to who sent them, and not to its terminal."""
+
+    async def preprocess_data(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().preprocess_data(*arguments, **options)
+        except gr.Error as error:
+            raise shown_error(str(error.message)) from None
+        except Exception as error:
+            raise shown_error(f"what was sent is not what the page sends: {error}".splitlines()[0]) from None
+
+
 def theme() -> themes.Base:
     """Fonts of the system: nothing is fetched."""
     return themes.Default(
@@ -42,7 +57,7 @@ def theme() -> themes.Base:
 
 def build_page(models: Models) -> gr.Blocks:
     """Tabs without a model are left out."""
-    with gr.Blocks(title="vlm demo", analytics_enabled=False, delete_cache=KEPT) as page:
+    with Page(title="vlm demo", analytics_enabled=False, delete_cache=KEPT) as page:
         gr.Markdown("### vlm demo")
         with gr.Tabs():
             for name, kind in TABS.items():

@@ -139,6 +139,20 @@ def test_beams_do_not_sample(client):
         client.predict(SENTENCE, temperature=1, num_beams=2, api_name="/write")
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": "no-such"}, "no-such is not in the list of choices"),
+        ({"page": 0}, "Value 0 is less than minimum value 1"),
+        ({"page": "first"}, "what was sent is not what the page sends: .*number"),
+    ],
+)
+def test_values_that_no_control_gives_are_told_to_their_sender_alone(client, capfd, options, says):
+    with pytest.raises(gradio_client.exceptions.AppError, match=says):
+        client.predict(file(EXAMPLES / "page.png"), api_name="/read", **options)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("endpoint", ["/ask", "/read"])
 def test_a_file_that_is_no_image_is_named_and_the_servers_folders_are_not(client, tmp_path, endpoint):
     (tmp_path / "notes.png").write_text("no picture")
