@@ -36,6 +36,7 @@ class Opened:
     num_pages: int
     pages: tuple[int, ...]  # asked for, from 0
     digest: str  # of its content
+    num_attachments: int = 0  # files in it, which are not read
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,8 @@ class Job:
         except DocumentError as error:
             self._give_up(document, error.kind, str(error))
             return
+        if event.num_attachments:
+            self.summary.attachments[document.target.source] = event.num_attachments
         if document.has_all:
             self._settle(document)
 

@@ -42,6 +42,7 @@ class Summary:
     engines: int = 1
     failures: list[Failure] = field(default_factory=list)
     other_files: Counter[str] = field(default_factory=Counter)  # files that are no documents, by their endings
+    attachments: Counter[Path] = field(default_factory=Counter)  # of documents that were opened: not read
     finish_reasons: Counter[str] = field(default_factory=Counter)
     partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
     interrupted: bool = False
@@ -134,6 +135,9 @@ def complaints(summary: Summary) -> Iterator[str]:
         yield f"{skipped} skipped: the output is there (--recompute reads it again)."
     if summary.other_files:
         yield other_files_notice(summary.other_files)
+    if summary.attachments:
+        files = counted(summary.attachments.total(), "attachment")
+        yield f"left out: {files} of {listed(summary.attachments)}; save them as files of their own to read them."
     for failure in summary.failures:
         where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
         yield f"not read: {where}: {failure.reason}"

@@ -33,7 +33,7 @@ class OpenDocument:
         self._copy = LocalCopy(path)
         with self._renamed():
             self._document: Document = open_document(self._copy.path)
-        self.num_pages = self._document.num_pages
+        self.num_pages, self.num_attachments = self._document.num_pages, self._document.num_attachments
         self._is_pdf = isinstance(self._document, PdfDocument)
         self._lock = PDFIUM if self._is_pdf else contextlib.nullcontext()  # of what is opened again between two pages
         self.path, self.local = path, self._copy.path

@@ -26,6 +26,7 @@ class Pages(Protocol):
     """An open document, wherever it is rendered."""
 
     num_pages: int
+    num_attachments: int  # files in it, which are not read
     digest: str  # of its content
     local: Path  # on this machine, as long as this object lives
 
@@ -82,7 +83,8 @@ class LocalPages:
 
     def __init__(self, document: OpenDocument, renderer: InProcess):
         self._document, self._renderer = document, renderer
-        self.num_pages, self.digest, self.local = document.num_pages, document.digest, document.local
+        self.num_pages, self.num_attachments = document.num_pages, document.num_attachments
+        self.digest, self.local = document.digest, document.local
 
     def named(self, text: str) -> str:
         return self._document.named(text)
@@ -123,7 +125,7 @@ def opened(work: Work, future: Future[Pages]) -> tuple[Opened, Pages] | Unreadab
         pages = selected(work.pages, document.num_pages)
     except VlmError as error:
         return Unreadable(work.document, error.kind, str(error), work.pages)
-    return Opened(work.document, document.num_pages, pages, document.digest), document
+    return Opened(work.document, document.num_pages, pages, document.digest, document.num_attachments), document
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:

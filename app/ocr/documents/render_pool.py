@@ -78,7 +78,7 @@ class PooledDocument:
         self._num_timeouts = 0
         self._copy = LocalCopy(path)
         self.local = self._copy.path
-        self.num_pages, self.digest = self._answer(worker, None)
+        self.num_pages, self.num_attachments, self.digest = self._answer(worker, None)
 
     def named(self, text: str) -> str:
         return self._copy.named(text)
@@ -127,12 +127,12 @@ _images: Callable[[bytes], PageImages | None] = lru_cache(maxsize=4)(pickle.load
 
 
 def _answer(path: Path, page: int | None, images: bytes) -> tuple[Any, Mapping[str, float]]:
-    """Returns a page, or for None (number of pages, digest of the content); and the CPU seconds of its stages."""
+    """Returns a page, or for None (number of pages, of attachments, digest of the content); and the CPU seconds of its stages."""
     clock = StageClock()
     try:
         with clock("open"):
             document = _opened(path, again=page is None)
-            answer = (document.num_pages, document.digest) if page is None else None
+            answer = (document.num_pages, document.num_attachments, document.digest) if page is None else None
         if page is not None:
             answer = read_page(document, page, _images(images), clock)
         return answer, clock.seconds()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlm_app.ocr.readers.engines import EngineConfig
     from vlm_app.ocr.report import Failure, Summary
 
-LISTED = 1000  # failures; the others are counted
+LISTED = 1000  # failures; the others are counted; and documents with attachments
 SUFFIX, PAGE_SUFFIX = ".json", ".html"
 
 
@@ -73,6 +73,7 @@ def job_report(summary: Summary, configuration: dict[str, Any], gpu_price: float
         **_costs(whole, summary.pages),
         "failures": _failures(summary.failures),
         "other_files": dict(summary.other_files.most_common()),
+        "attachments": {as_text(path): count for path, count in summary.attachments.most_common(LISTED)},
         "over_time": [_moment(interval) for interval in summary.series.intervals],
     }
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
+import pypdfium2
 import pytest
 import torch
 from PIL import Image
@@ -23,6 +24,7 @@ from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.pages import InProcess, check_pages, selected
+from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger, Page
@@ -272,6 +274,21 @@ def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
     assert Failure(several, 2, "page is damaged.") in summary.failures
     assert {f.document.name for f in summary.failures if f.page is None} == {"broken.pdf", "text.png"}
     assert len(summary.failures) == 3 and (summary.done, summary.documents) == (4, 2)
+
+
+def test_files_that_are_attached_to_a_document_are_told_of(tmp_path):
+    path = tmp_path / "portfolio.pdf"
+    with closing(pypdfium2.PdfDocument.new()) as pdf:
+        pdf.new_page(200, 200)
+        for name in ("letter.pdf", "table.xlsx"):
+            pdf.new_attachment(name).set_data(b"content")
+        pdf.save(path)
+    summary = run([path, image(tmp_path / "a.png")], tmp_path / "out")
+    told = f"left out: 2 attachments of {path}; save them as files of their own to read them."
+    assert [*complaints(summary)] == [told] and summary.is_complete
+    assert job_report(summary, {}, None)["attachments"] == {str(path): 2}
+    with closing(RenderPool(1)) as pool:
+        assert pool.open(path).result().num_attachments == 2
 
 
 def test_files_that_are_no_documents_by_their_names_are_told_of(tmp_path):

@@ -36,7 +36,11 @@ def opened_document() -> Future:
     future: Future = Future()
     future.set_result(
         SimpleNamespace(
-            num_pages=PAGES, digest="d", local=Path("copy"), named=lambda text: text.replace("copy", "s3://a")
+            num_pages=PAGES,
+            num_attachments=0,
+            digest="d",
+            local=Path("copy"),
+            named=lambda text: text.replace("copy", "s3://a"),
         )
     )
     return future

@@ -62,6 +62,7 @@ class Document(Protocol):
     """Pages by index, from 0."""
 
     num_pages: int
+    num_attachments: int = 0  # files in it, which are not read
 
     def render(
         self, page: int, dpi: int = DPI, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None

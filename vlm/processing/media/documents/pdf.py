@@ -67,7 +67,7 @@ class PdfDocument:
                 _prepare_forms(self._pdf)
                 is_encrypted = pypdfium2.raw.FPDF_GetSecurityHandlerRevision(self._pdf) >= 0
                 self._altered = AlteredImages(source, is_encrypted=is_encrypted)
-                self.num_pages = len(self._pdf)
+                self.num_pages, self.num_attachments = len(self._pdf), self._pdf.count_attachments()
                 _closed_at_exit().add(self)
             except pypdfium2.PdfiumError as error:
                 raise _why_not(source, self.name, str(error)) from None
