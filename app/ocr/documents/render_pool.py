@@ -127,7 +127,8 @@ _images: Callable[[bytes], PageImages | None] = lru_cache(maxsize=4)(pickle.load
 
 
 def _answer(path: Path, page: int | None, images: bytes) -> tuple[Any, Mapping[str, float]]:
-    """Returns a page, or for None (number of pages, of attachments, digest of the content); and the CPU seconds of its stages."""
+    """Returns a page, or for None (number of pages, of attachments, digest of the content); and the CPU seconds of its
+    stages."""
     clock = StageClock()
     try:
         with clock("open"):
