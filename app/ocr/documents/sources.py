@@ -14,6 +14,9 @@ from vlm_app.core.storage import files_below, is_remote, key, location, reaching
 from vlm_app.ocr.documents.naming import Document, Source
 from vlm_app.ocr.documents.search import FolderSearch
 
+NEXT = "give images, PDFs or folders of them"
+STDIN = f"- is stdin, which is read by vlm run --image - alone; {NEXT}."
+
 
 @dataclass
 class SearchResult:
@@ -88,7 +91,7 @@ def _documents(path: Path, search: FolderSearch, other_files: Counter[str]) -> I
 
     with reaching(path):
         if not path.exists():
-            raise InputError(f"{path} does not exist; give images, PDFs or folders of them.")
+            raise InputError(STDIN if str(path) == "-" else f"{path} does not exist; {NEXT}.")
         if not path.is_dir():
             yield Source(path)
             return

@@ -213,6 +213,14 @@ def test_stdout_is_no_folder(cli, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("verb", [("ocr", "-", "-o", "out"), ("estimate", "-")])
+def test_stdin_is_no_document(cli, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*verb)
+    said = "vlm: - is stdin, which is read by vlm run --image - alone; give images, PDFs or folders of them.\n"
+    assert (code, out, err) == (2, "", said) and not list(tmp_path.iterdir())
+
+
 def test_a_price_that_is_none_is_refused_by_estimates(cli):
     code, out, err = cli("estimate", EXAMPLES / "page.png", "--gpu-price", "inf")
     assert (code, out) == (2, "") and err.startswith("vlm: --gpu-price is inf; it must be a finite number, 0 or more.")
