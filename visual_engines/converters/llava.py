@@ -213,7 +213,7 @@ def processor_files(
         settings = own or {"image_processor_type": "CLIPImageProcessor", "size": image_size, "crop_size": image_size}
         image_settings = _shaped(settings, root.get("image_aspect_ratio"))
         files.append(_written(Path(scratch) / "preprocessor_config.json", json.dumps(image_settings)))
-        if template is not None and read_template(language.path) is None:
+        if template is not None and read_template(language.path, with_images=True) is None:
             files.append(_written(Path(scratch) / "chat_template.jinja", template))
         yield files
 

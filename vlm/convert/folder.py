@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from vlm.artifacts.hugging_face.chat_template import NAMED_DEFAULT, TEMPLATE, read_text
 from vlm.artifacts.hugging_face.hf_folder import HFFolder
 from vlm.artifacts.native.checkpoint import Check, Checkpoint, write_checkpoint
 from vlm.artifacts.progress import Progress
@@ -123,6 +124,8 @@ def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]
                 files[name] = Path(scratch) / name
                 files[name].write_text(content, encoding="utf-8")
 
+        if TEMPLATE not in files and (named := folder.path / NAMED_DEFAULT).exists():
+            write(TEMPLATE, read_text(named))
         for name, content in make_tokenizer(folder.path, spec).items() if "tokenizer.json" not in files else ():
             write(name, content)
         if (tokenizer := files.get("tokenizer.json")) is not None:

@@ -81,3 +81,16 @@ def test_a_text_as_it_is_has_the_tokenizers_special_tokens(template, begins, tmp
     text = "what is a cat ?"
     for name in ("raw_prompt", "prompt") if template is None else ("raw_prompt",):
         compare(model, {name: text}, tokenizer(text)["input_ids"], pipe)
+
+
+def test_of_templates_by_name_the_default_is_read(tmp_path):
+    tiny.llama(seed=1).save_pretrained(tmp_path)
+    tokenizer = words(tmp_path, BEGINS["neither"], TEMPLATES["no beginning"])
+    named = tmp_path / "additional_chat_templates"
+    named.mkdir()
+    (tmp_path / "chat_template.jinja").rename(named / "default.jinja")
+    (named / "tool_use.jinja").write_text("{{ bos_token }}")
+    theirs = type(tokenizer).from_pretrained(tmp_path)
+    ids = theirs.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
+    pipe = vlm.load(tmp_path, device="cpu", dtype="float32", cache_dir=tmp_path / "cache", max_seq_len=64)
+    assert list(pipe.request({"messages": TURNS}).decoder_prompt_token_ids) == ids

@@ -114,7 +114,7 @@ def test_pictures_are_padded_and_questions_put_as_llava_has_it(model, tmp_path):
     square.paste(picture, (0, 10))
     found = ImageProcessor.from_dir(tmp_path / "checkpoint" / "processor", [CLIP])([picture])
     assert torch.equal(found, theirs([square], return_tensors="pt")["pixel_values"])
-    assert "the human's questions. " in read_template(tmp_path / "checkpoint" / "processor")
+    assert "the human's questions. " in read_template(tmp_path / "checkpoint" / "processor", with_images=True)
 
 
 def test_a_tower_that_cannot_be_had_is_said(model, tmp_path, monkeypatch):

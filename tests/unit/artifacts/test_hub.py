@@ -39,6 +39,8 @@ def test_needed_files_prefer_safetensors():
     assert "pytorch_model.bin" in needed_files(set(FILES) - {"model.safetensors"})
     shards = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
     assert needed_files(shards) == ["config.json", *shards[1:3]]
+    templates = ["additional_chat_templates/default.jinja", "additional_chat_templates/tool_use.jinja"]
+    assert set(needed_files([*FILES, *templates])) == WANTED | {templates[0]}
 
 
 @pytest.mark.parametrize(("index", "shard"), [("model.safetensors.index.json", "part_1.safetensors"),

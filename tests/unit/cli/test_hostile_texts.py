@@ -142,16 +142,16 @@ def test_pipes_in_the_place_of_tokenizers(name, tmp_path):
 def test_templates_that_are_no_files(name, tmp_path):
     (tmp_path / name).symlink_to("/dev/zero")
     with pytest.raises(EngineError, match=f"{name} cannot be read: it is a device"):
-        read_template(tmp_path)
+        read_template(tmp_path, with_images=True)
     (tmp_path / name).unlink()
     (tmp_path / name).write_bytes(b"\xff")
     with pytest.raises(EngineError, match=rf"{name} is damaged: .* again\.$"):
-        read_template(tmp_path)
+        read_template(tmp_path, with_images=True)
 
 
 def test_templates_by_name_of_wrong_types(tmp_path):
     (tmp_path / "chat_template.json").write_text('{"chat_template": [3, {"name": "default", "template": "x"}]}')
-    assert read_template(tmp_path) == "x"
+    assert read_template(tmp_path, with_images=True) == "x"
 
 
 @pytest.mark.parametrize("verb", ["translate", "summarize"])

@@ -284,17 +284,33 @@ def test_templates_reach_nothing(tmp_path):
 
 
 def test_where_templates_are_kept(tmp_path):
-    assert read_template(tmp_path) is None
+    def found(with_images: bool = True) -> str | None:
+        return read_template(tmp_path, with_images=with_images)
+
+    assert found() is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [
         {"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]}))  # fmt: skip
-    assert read_template(tmp_path) == "D"
+    assert found() == "D"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": {"tools": "T", "default": "N"}}))
-    assert read_template(tmp_path) == "N"
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
-    assert read_template(tmp_path) == "J"
+    assert found() == "N"
     (tmp_path / "chat_template.jinja").write_text("F")
-    assert read_template(tmp_path) == "F"
-    (tmp_path / "chat_template.jinja").unlink()
+    assert found() == found(with_images=False) == "F"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
+    assert (found(), found(with_images=False)) == ("J", "F")
     (tmp_path / "chat_template.json").write_text("{")
     with pytest.raises(EngineError, match="is damaged"):
-        read_template(tmp_path)
+        found()
+
+
+def test_of_several_templates_the_one_counts_that_hugging_face_takes(tmp_path):
+    """A processor's legacy file before the one that its tokenizer reads."""
+    processor = LlavaProcessor(CLIPImageProcessor(size=8, crop_size=8), fast("<image>"), patch_size=4,
+                               vision_feature_select_strategy="default", chat_template="F")  # fmt: skip
+    processor.save_pretrained(tmp_path)
+    for named, template in {"chat_template.json": "J", "processor_config.json": "P"}.items():
+        file = tmp_path / named
+        settings = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**settings, "chat_template": template}))
+        theirs = LlavaProcessor.from_pretrained(tmp_path)
+        assert read_template(tmp_path, with_images=True) == theirs.chat_template == template
+        assert read_template(tmp_path, with_images=False) == theirs.tokenizer.chat_template == "F"

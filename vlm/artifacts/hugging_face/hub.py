@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.artifacts.hugging_face.chat_template import NAMED_DEFAULT
 from vlm.artifacts.hugging_face.hf_folder import PROCESSOR_FILES
 from vlm.artifacts.hugging_face.model_files import ModelFiles, read_object
 from vlm.artifacts.hugging_face.quantization_files import QUANTIZATION_FILES
@@ -69,7 +70,7 @@ def needed_files(names: Iterable[str], extra: tuple[str, ...] = (), named: str |
     each folder that has a config.json of its own: a part each. `extra`: patterns of further files that families
     read."""
     names = sorted(names)
-    whole = _needed([name for name in names if "/" not in name], extra, named)
+    whole = _needed([name for name in names if "/" not in name or name == NAMED_DEFAULT], extra, named)
     if "config.json" not in whole or _weights(whole, named):
         return whole
     folders = [name.removesuffix("config.json") for name in names if name.endswith("/config.json")]
@@ -82,7 +83,8 @@ def needed_files(names: Iterable[str], extra: tuple[str, ...] = (), named: str |
 
 
 def _needed(names: list[str], extra: tuple[str, ...], named: str | None = None) -> list[str]:
-    return _matching(names, ("config.json", *QUANTIZATION_FILES, *PROCESSOR_FILES, *extra)) + _weights(names, named)
+    beside = ("config.json", *QUANTIZATION_FILES, *PROCESSOR_FILES, NAMED_DEFAULT, *extra)
+    return _matching(names, beside) + _weights(names, named)
 
 
 def _weights(names: Iterable[str], named: str | None = None) -> list[str]:

@@ -48,7 +48,8 @@ class Prompts:
         with_images: bool = True,
     ) -> Prompts:
         """Loads them with the folder's chat template, or the family's where the folder has none."""
-        template = (read_template(folder) if folder else None) or form.template
+        own = read_template(folder, with_images=with_images) if folder else None
+        template = own or form.template
         return cls(form, tokenizer, template, vocab_size, with_images=with_images)
 
     # --- text ---
