@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.artifacts.files import load_json
 from vlm.artifacts.hugging_face.tokenizer_file import read_tokenizer
 from vlm.convert.named_tokens import FLAGS, named_tokens, read_settings
+from vlm.convert.sentencepiece_file import read_model
 from vlm.errors import CheckpointError, first_line
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
 from vlm.registry.spec import FamilySpec
@@ -204,15 +205,22 @@ def _unreadable(folder: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
-        reason = _damaged_pieces(folder) if "tiktoken" in str(error) else None  # which is tried after SentencePiece
-        reason = reason or first_line(error)
+        if "tiktoken" in str(error):  # which is tried after SentencePiece
+            _check_pieces(folder)
+        reason = first_line(error)
         raise CheckpointError(f"the tokenizer in {folder} cannot be read ({reason}); fetch the folder again.") from None
 
 
-def _damaged_pieces(folder: Path) -> str | None:
-    """Returns what is wrong with a folder's SentencePiece file, as far as its first line, which is none of tiktoken's,
-    shows that it is to be one; None: it has no such file."""
+def _check_pieces(folder: Path) -> None:
+    """Raises CheckpointError with why a folder's SentencePiece file is not read: it is damaged, or Hugging Face's class
+    takes none. One whose first line is tiktoken's is not to be such a file."""
     for path in (folder / name for name in SENTENCEPIECE if (folder / name).is_file()):
         with path.open("rb") as file:
-            return None if TIKTOKEN.match(file.read(LINE_BYTES)) else f"{path.name} is no SentencePiece model"
-    return None
+            is_tiktoken = TIKTOKEN.match(file.read(LINE_BYTES))
+        if not is_tiktoken:
+            read_model(path)
+            raise CheckpointError(
+                f"{folder} holds its tokenizer as {path.name} alone, which Hugging Face does not read for a model of"
+                " its type; put its tokenizer.json beside it, then convert again."
+            )
+        return

@@ -9,10 +9,11 @@ import warnings
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
-from transformers import ByT5Tokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from llm_engines.families.bart import tokenizer_rules
 from llm_engines.tokenizers.byte_tokenizer import byte_tokenizer
+from tests.kits.publications.nemo_kit import sentencepiece_file
 from vlm.api.outputs import text_stream
 from vlm.build.locate import packaged_models
 from vlm.convert.tokenizer_files import make_tokenizer
@@ -198,8 +199,18 @@ def test_a_damaged_sentencepiece_file_is_named(content, tmp_path):
     """transformers takes it for one of tiktoken's, and asks for that to be installed."""
     (tmp_path / "spiece.model").write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
-    said = r"cannot be read \(spiece.model is no SentencePiece model\)" if content else "spiece.model is empty"
+    said = "spiece.model is no SentencePiece model, or damaged" if content else "spiece.model is empty"
     with pytest.raises(CheckpointError, match=said):
+        make_tokenizer(tmp_path)
+
+
+def test_a_sentencepiece_file_that_no_class_reads_is_told(tmp_path):
+    """Hugging Face has UMT5's from a tokenizer.json alone; the file is a good one."""
+    sentencepiece_file(tmp_path, name="spiece")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "umt5", "tokenizer_class": "T5Tokenizer"}))
+    with pytest.raises(ValueError, match="Couldn't instantiate"):
+        AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"as spiece.model alone, .* put its tokenizer.json beside it"):
         make_tokenizer(tmp_path)
 
 
