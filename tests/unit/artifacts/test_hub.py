@@ -55,13 +55,17 @@ def test_shards_of_any_name_are_fetched(index, shard):
 @pytest.mark.parametrize(("named", "fetched"), [
     ("own.safetensors", {"own.safetensors"}),
     ("own.safetensors.index.json", {"own.safetensors.index.json", "own.safetensors", "model.safetensors"}),
+    ("inner/own.safetensors", {"inner/own.safetensors"}),
+    ("inner/own.safetensors.index.json", {"inner/own.safetensors.index.json", "inner/shard.safetensors",
+                                          "own.safetensors", "model.safetensors"}),
 ])  # fmt: skip
 def test_weights_that_the_configuration_names_are_fetched(named, fetched):
     files = {"config.json": f'{{"transformers_weights": "{named}"}}'.encode(), named: b"[]"}
-    files = {**FILES, "own.safetensors": b"1", **files}
-    with serve(Hub("org/model", files)) as hub:
+    files = {**FILES, "own.safetensors": b"1", "inner/shard.safetensors": b"2", **files}
+    with serve(Hub("org/model", files, listed={named: 10**9})) as hub:
         folder = download("org/model", endpoint=hub.url)
-        assert hub.fetched() == WANTED - {"model.safetensors"} | fetched
+        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        assert found == WANTED - {"model.safetensors"} | fetched
     assert download("org/model", endpoint=hub.url) == folder  # without a network
 
 

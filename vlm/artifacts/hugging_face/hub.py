@@ -70,7 +70,8 @@ def needed_files(names: Iterable[str], extra: tuple[str, ...] = (), named: str |
     each folder that has a config.json of its own: a part each. `extra`: patterns of further files that families
     read."""
     names = sorted(names)
-    whole = _needed([name for name in names if "/" not in name or name == NAMED_DEFAULT], extra, named)
+    top = [name for name in names if "/" not in name or name == NAMED_DEFAULT or _is_named(name, named)]
+    whole = _needed(top, extra, named)
     if "config.json" not in whole or _weights(whole, named):
         return whole
     folders = [name.removesuffix("config.json") for name in names if name.endswith("/config.json")]
@@ -80,6 +81,13 @@ def needed_files(names: Iterable[str], extra: tuple[str, ...] = (), named: str |
     return whole + [
         f"{folder}{name}" for folder, inner in parts.items() if _weights(inner) for name in _needed(inner, extra)
     ]
+
+
+def _is_named(name: str, named: str | None) -> bool:
+    """Says whether a file is the one that a config.json names, or a shard beside the index that it names."""
+    if name == named or named is None or not named.endswith(".index.json"):
+        return name == named
+    return name.rpartition("/")[0] == named.rpartition("/")[0] and fnmatch(name, "*.safetensors")
 
 
 def _needed(names: list[str], extra: tuple[str, ...], named: str | None = None) -> list[str]:
@@ -175,8 +183,9 @@ def _snapshot(
 
 def _may_name_weights(sizes: Mapping[str, int]) -> bool:
     """Says whether config.json may name the weights: some have a name of their own, and it is no larger than one is."""
-    top = [name for name in sizes if "/" not in name and name.endswith((".safetensors", ".safetensors.index.json"))]
-    return set(top) > set(_matching(top, SAFETENSORS)) and sizes.get("config.json", math.inf) <= MAX_TOKENIZER_BYTES
+    weights = [name for name in sizes if name.endswith((".safetensors", ".safetensors.index.json"))]
+    is_small = sizes.get("config.json", math.inf) <= MAX_TOKENIZER_BYTES
+    return set(weights) > set(_matching(weights, SAFETENSORS)) and is_small
 
 
 def _named_weights(folder: Path) -> str | None:
@@ -220,7 +229,7 @@ def _check_usable(repo_id: str, files: list[str], named: str | None) -> None:
             f"the Hub's model {repo_id} has no {cut(named, 100)}, which its config.json names (transformers_weights);"
             " give a folder on disk."
         )
-    if not _weights(_last(files), named):
+    if named is None and not _weights(_last(files)):
         raise ModelNotFoundError(
             f"the Hub's model {repo_id} has no {SAFETENSORS[0]} or {PICKLES[0]}; other formats are not read."
         )
@@ -232,9 +241,9 @@ def _check_listed(repo_id: str, files: list[str], sizes: Mapping[str, int], name
             f"the Hub's model {repo_id} lists {len(files):,} files to fetch, the limit is {MOST_FILES:,}; give"
             " a folder on disk."
         )
-    weights = _weights(_last(files), named)
+    weights = _weights(_last(files)) if named is None else _weights(files, named)
     for file, name in zip(files, _last(files), strict=True):
-        if sizes[file] > MAX_TOKENIZER_BYTES and name not in weights:
+        if sizes[file] > MAX_TOKENIZER_BYTES and (name if named is None else file) not in weights:
             raise ModelNotFoundError(
                 f"the Hub's model {repo_id} has a {file} of {sizes[file]:,} bytes, which is no weights; files beside"
                 f" them have up to {MAX_TOKENIZER_BYTES:,}."
