@@ -25,7 +25,7 @@ def quantizations(model: ModelFiles) -> dict[str, Mapping[str, Any]]:
         found.setdefault(_method(settings), settings)
     if QUANTIZATION_FILES[1] in model.names:
         settings = model.read(QUANTIZATION_FILES[1])
-        found.setdefault(str(settings.get("quant_method") or "gptq").lower(), settings)
+        found.setdefault(_named(settings) or "gptq", settings)
     if QUANTO_FILE in model.names:
         found.setdefault("quanto", {})
     return found
@@ -49,7 +49,11 @@ def _in_config(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _method(settings: Mapping[str, Any]) -> str:
-    named = settings.get("quant_method")
-    if named:
-        return str(named).lower()
+    if named := _named(settings):
+        return named
     return "bitsandbytes" if any("load_in" in key for key in settings) else "no method named"
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    """Returns the method that settings name, "" where they name none: GPTQModel calls it `method`, too."""
+    return str(settings.get("quant_method") or settings.get("method") or "").lower()

@@ -21,7 +21,8 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the eight outputs of a word lie in it
 def scheme(settings: Mapping[str, Any]) -> Scheme:
     """Returns what a configuration says. Raises ConfigError for what is not read."""
     bits = own(settings, "bits", own(settings, "w_bit", BITS))
-    version = str(own(settings, "version", own(settings, "format", "gemm"))).lower()
+    said = (settings.get(name) for name in ("version", "checkpoint_format", "format"))
+    version = str(next(filter(None, said), "gemm")).lower()
     version = "llm-awq" if settings.get("backend") == "llm-awq" else version  # as transformers has it
     if bits != BITS or version != "gemm":
         raise ConfigError(

@@ -35,6 +35,11 @@ def scheme(settings: Mapping[str, Any]) -> Scheme:
             f"this model is quantized by GPTQ with {cut(bits)} bits in the format {cut(kind)}; read are 4 and 8 bits in"
             " the formats gptq and gptq_v2: give the unquantized model."
         )
+    if (words := own(settings, "pack_dtype", "int32")) != "int32":
+        raise ConfigError(
+            f"this model is quantized by GPTQ with its weights packed in {cut(words)} (pack_dtype); read are those in"
+            " int32: give the unquantized model."
+        )
     if any(isinstance(each, Mapping) and each for each in own(settings, "dynamic", {}).values()):
         raise ConfigError(
             "this model is quantized by GPTQ with other settings for some layers (dynamic), which are not read; give"
