@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vlm.artifacts.weights import CODES
 from vlm.convert.rules import Rule, Step
 from vlm.errors import CheckpointError, listed
 
@@ -41,9 +42,12 @@ class ConversionResult:
         if not step.targets and not step.beside:
             return  # dropped unread
         tensors = [source[name] for name in (*step.sources, *step.beside) if name in source]
+        label = listed(map(self.full, step.sources))
+        if others := {tensor.dtype for tensor in tensors if not _is_weight(tensor)}:
+            self.errors.append(f"{label}: {listed(others)} is no type that weights have")
+            return
         if any(tensor.is_meta for tensor in tensors):
             tensors = [_stand_in(tensor, step) for tensor in tensors]
-        label = listed(map(self.full, step.sources))
         try:
             results = step.run(tensors)
         except (ValueError, RuntimeError, IndexError) as error:  # torch refuses the shapes: one more reason
@@ -53,6 +57,11 @@ class ConversionResult:
             if tuple(result.shape) != tuple(targets[name]):
                 self.errors.append(f"{label}: shape {list(result.shape)} should be {list(targets[name])}")
             self.tensors[name], self.steps[name] = result, step
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Says whether a tensor's type may be a weight's: whole numbers mean nothing without the scales that are theirs."""
+    return tensor.is_floating_point() and tensor.dtype in CODES
 
 
 def _stand_in(tensor: Tensor, step: Step) -> Tensor:

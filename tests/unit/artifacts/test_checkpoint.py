@@ -203,8 +203,9 @@ def test_a_folder_that_holds_no_model(tmp_path):
     for i, text in enumerate(["{", "[]", "\x00"]):
         with pytest.raises(CheckpointError, match=r"config.json is damaged"):
             _ = folder(tmp_path / f"b{i}", {"config.json": text}).config
-    with pytest.raises(CheckpointError, match=r"holds no weights, only tf_model.h5"):
-        _ = folder(tmp_path / "c", {"config.json": CONFIG, "tf_model.h5": ""}).tensors
+    for i, name in enumerate(["tf_model.h5", "model-00001-of-00002.safetensors", "consolidated.00.pth"]):
+        with pytest.raises(CheckpointError, match=f"holds no weights that are read, only {name}; give a folder with"):
+            _ = folder(tmp_path / f"c{i}", {"config.json": CONFIG, name: ""}).tensors
 
 
 def test_generation_defaults():

@@ -208,6 +208,15 @@ def test_pickles_run_nothing(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_programs_and_packed_values_are_no_weights(tmp_path):
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.bin")
+    torch.save({"a": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, tmp_path / "y.bin")
+    for name, says in {"x.bin": "is a program of TorchScript's", "y.bin": "is no state dict of tensors"}.items():
+        with pytest.raises(CheckpointError, match=says):
+            read_pickle(tmp_path / name)
+
+
 @pytest.mark.slow
 def test_zips_that_unpack_to_more_than_they_are(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as file:

@@ -86,6 +86,8 @@ def test_every_reason_is_collected_in_the_sources_names():
         ({"a": torch.zeros(3)}, [Split("a", "{t,u}")], "has no 2 equal parts"),
         ({"a": torch.zeros(3)}, [Apply("a", "t", lambda x: x.reshape(2, 2), "test")], "invalid for input of size 3"),
         ({"a": torch.zeros(3)}, [Rename("a", "t"), Drop("a", "twice")], "a is used by 2 rules"),
+        ({"a": torch.zeros(3, dtype=torch.int8)}, [Rename("a", "t")], r"a: torch.int8 is no type that weights have"),
+        ({"a": torch.zeros(3) * 1j}, [Rename("a", "t")], r"a: torch.complex64 is no type that weights have"),
         ({"a": torch.zeros(3), "b": torch.zeros(3)}, [Rename("a", "t"), Rename("b", "t")], "t is filled by 2 rules"),
     ],
 )

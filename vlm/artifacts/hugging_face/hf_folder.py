@@ -28,6 +28,7 @@ WEIGHTS = (  # the first that is there counts, as in transformers
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+OTHER_WEIGHTS = {".bin", ".ckpt", ".h5", ".msgpack", ".npz", ".ot", ".pt", ".pth", ".safetensors"}
 PROCESSOR_FILES = (
     "*.TTF",  # the font of questions that are drawn on pictures
     "*.ttf",
@@ -102,8 +103,8 @@ class HFFolder:
             return self._named(named)
         if there := [name for name in WEIGHTS if (self.path / name).exists()]:
             return there[0]
-        others = sorted(p.name for p in self.path.iterdir() if p.suffix in {".h5", ".msgpack", ".gguf", ".pt", ".onnx"})
-        instead = f", only {listed(others)}" if others else ""
+        others = sorted(path.name for path in self.path.iterdir() if path.suffix in OTHER_WEIGHTS)
+        instead = f" that are read, only {listed(others)}" if others else ""
         raise CheckpointError(f"{self.path} holds no weights{instead}; give a folder with one of {listed(WEIGHTS)}.")
 
     def _named(self, name: Any) -> str:
@@ -196,7 +197,8 @@ def _is_dense(value: Any) -> bool:
     """Says whether it is a tensor that has all of its values."""
     import torch
 
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta
+    is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return is_plain and not value.is_meta and not value.is_quantized
 
 
 def check_pickle(path: Path) -> None:
@@ -212,6 +214,8 @@ def check_pickle(path: Path) -> None:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
     if sum(member.file_size for member in members) > size:
         raise CheckpointError(f"{path} unpacks to more than its size, so it is not loaded; fetch it again.")
+    if any("/code/" in member.filename for member in members):
+        raise CheckpointError(f"{path} is a program of TorchScript's, which is not run; save the model as safetensors.")
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
