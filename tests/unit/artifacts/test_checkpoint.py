@@ -221,6 +221,10 @@ def test_a_folder_says_how_an_output_begins_and_ends(tmp_path):
     assert alone.generation == config
     both = folder(tmp_path / "b", {"config.json": config, "generation_config.json": {"bos_token_id": 7}})
     assert both.generation == {"bos_token_id": 7, "decoder_start_token_id": 7, "eos_token_id": None}
+    lists = {"decoder_start_token_id": [5], "forced_bos_token_id": [9]}
+    assert folder(tmp_path / "c", {"config.json": config | lists}).generation == config | {"forced_bos_token_id": 9}, (
+        "as Hugging Face takes lists of one"
+    )
 
 
 # --- checkpoints

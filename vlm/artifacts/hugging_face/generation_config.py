@@ -40,7 +40,9 @@ def standing_alone(defaults: dict[str, Any]) -> dict[str, Any]:
     start = defaults.get("bos_token_id") if start is None else start
     if isinstance(start, list):  # one for each input of a batch
         start = start[0] if start else None
-    return defaults | {"eos_token_id": defaults.get("eos_token_id"), "decoder_start_token_id": start}
+    first = defaults.get("forced_bos_token_id")
+    forced = {"forced_bos_token_id": first[0]} if isinstance(first, list) and len(first) == 1 else {}
+    return defaults | {"eos_token_id": defaults.get("eos_token_id"), "decoder_start_token_id": start, **forced}
 
 
 def is_token_id(value: Any) -> bool:
