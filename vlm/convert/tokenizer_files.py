@@ -193,7 +193,13 @@ def _of_transformers(folder: Path) -> Tokenizer:
 
     _check_files(folder)
     with _unreadable(folder):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        raise CheckpointError(
+            f"{folder} names the tokenizer {type(tokenizer).__name__}, which has no tokenizer.json and is not read;"
+            " move its tokenizer's files elsewhere and convert again, for a model that is given token ids."
+        )
+    return fast
 
 
 @contextlib.contextmanager

@@ -214,6 +214,14 @@ def test_a_sentencepiece_file_that_no_class_reads_is_told(tmp_path):
         make_tokenizer(tmp_path)
 
 
+def test_a_class_without_a_tokenizer_json_is_named(tmp_path):
+    sentencepiece_file(tmp_path, name="sentencepiece.bpe")
+    (tmp_path / "dict.txt").write_text("▁the 1\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mbart", "tokenizer_class": "BartphoTokenizer"}))
+    with pytest.raises(CheckpointError, match=r"names the tokenizer BartphoTokenizer, which .* and convert again,"):
+        make_tokenizer(tmp_path)
+
+
 def test_word_pieces_as_bert_has_them(tmp_path):
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "house", "##s", "船"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
