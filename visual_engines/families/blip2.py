@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from visual_engines.images.image_processors import BLIP, preferring
+from vlm.artifacts.hugging_face.generation_config import generation_defaults, standing_alone
 from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
@@ -25,6 +27,13 @@ def _is_blip2(*text_types: str) -> Any:
         )
 
     return matches
+
+
+def _generation(config: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the language model's part of a configuration: Hugging Face's class has its language model
+    generate, which reads no generation_config.json."""
+    text = config.get("text_config")
+    return standing_alone(generation_defaults(dict(text) if isinstance(text, Mapping) else {}))
 
 
 def _blip2(text: dict[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -84,6 +93,7 @@ BLIP2_OPT = FamilySpec(
     inputs=("image", "text"),
     chat_format=ChatFormat(images="first", question=as_question),
     image_processors=preferring(BLIP),
+    generation_settings=_generation,
     architectures={"blip2-opt-2.7b": lambda: _blip2(_opt_2_7b(), 50304)},
 )
 
@@ -109,5 +119,6 @@ BLIP2_T5 = FamilySpec(
     inputs=("image", "text"),
     chat_format=ChatFormat(images="first", question=as_question),
     image_processors=preferring(BLIP),
+    generation_settings=_generation,
     architectures={"blip2-flan-t5-xl": lambda: _blip2(_flan_t5_xl(), 32128)},
 )  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from transformers import Blip2ForConditionalGeneration
 
 from tests.kits.models import tiny
 from tests.kits.models.engines import engine_dir
 from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
-from vlm.config import RuntimeConfig
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import InputError, LimitError
 
@@ -207,3 +210,16 @@ def test_the_base_model_saved_alone_is_the_whole_one(make, tmp_path):
     assert base.roles == whole.roles
     for role in whole.roles:
         assert base.weight_file(role).read_bytes() == whole.weight_file(role).read_bytes()
+
+
+@pytest.mark.parametrize("language", ["opt", "t5"])
+def test_blip2_generates_as_its_language_model_is_configured(language, tmp_path):
+    """A generation_config.json is the whole model's, whose `generate` is its language model's."""
+    case = Case(tiny.blip2(language, seed=7, spread=0.4), tmp_path)
+    settings = {"suppress_tokens": list(range(3, 50)), "decoder_start_token_id": 7, "eos_token_id": 9}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(settings))
+    case.model = Blip2ForConditionalGeneration.from_pretrained(tmp_path / "hf")
+    checkpoint = convert_folder(tmp_path / "hf", tmp_path / "checkpoint")
+    pipe = Pipeline(build_engine(checkpoint, tmp_path / "second", BuildConfig(max_seq_len=64)), cpu())
+    for given in case.prompts[:1] + case.prompts[2:]:
+        assert [pipe.generate(case.ours(*given), max_new_tokens=8).token_ids] == case.theirs(*given, 8)
