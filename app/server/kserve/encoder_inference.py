@@ -15,7 +15,7 @@ import numpy as np
 
 from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
-from vlm_app.server.kserve.inference import Inference, Response
+from vlm_app.server.kserve.inference import Admission, Inference, Response, at_once
 from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.aliases import by_own_names
 from vlm_app.server.tensors.ft_tensors import without_neutral
@@ -51,19 +51,20 @@ class EncoderInference(Inference):
         if self._attentions:
             _check_attentions(service, count, self._width or service.pipeline.capabilities.max_encoder_input_len)
 
-    async def outputs(self) -> Tensors:
+    async def outputs(self, admitted: Admission = at_once) -> Tensors:
         """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""
         encodings: list[Encoding] = []
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
                 for rows in self._service.encoder_batches(self._rows):
+                    await admitted(self._service.room, len(rows))
                     encodings += await self._service.encode(rows, [[] for _ in rows], self._attentions)
                     self._check_states(max(len(each.last_hidden_state) for each in encodings))
         return await asyncio.to_thread(self._padded, encodings)
 
-    async def responses(self) -> AsyncGenerator[Response, None]:
+    async def responses(self, admitted: Admission = at_once) -> AsyncGenerator[Response, None]:
         """Yields the one response that there is."""
-        yield Response(await self.outputs(), last=True)
+        yield Response(await self.outputs(admitted), last=True)
 
     def _check_states(self, width: int) -> None:
         """Raises LimitError for more hidden states than are given at once: a few ids may say that they are padded to

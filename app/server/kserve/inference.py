@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ import numpy as np
 from vlm.api.outputs import Output
 from vlm_app.server.core.errors import RequestTimeout
 from vlm_app.server.core.setting_names import calling
+from vlm_app.server.repository.room import Room
 from vlm_app.server.repository.service import Service
 from vlm_app.server.tensors.inputs import read_batch, write_batch
 from vlm_app.server.tensors.parameters import Parameters, check, with_options
@@ -23,6 +24,7 @@ from vlm_app.server.tensors.settings import streams
 from vlm_app.server.tensors.wire import InferRequest
 
 Tensors = dict[str, np.ndarray]
+Admission = Callable[[Room, int], Awaitable[None]]  # returns once a model may be asked for so many outputs
 WITH_LOGPROBS = ("cum_log_probs", "output_log_probs")
 
 
@@ -32,6 +34,10 @@ class Response:
 
     outputs: Tensors
     last: bool
+
+
+async def at_once(room: Room, count: int) -> None:
+    """Lets a request be refused where there is no room."""
 
 
 class Inference:
@@ -49,19 +55,22 @@ class Inference:
         rows = read_batch(self._processor, inputs)
         self.items = [replace(row, sampling=_with_stop(row.sampling, stop)) for row in rows]
 
-    async def outputs(self) -> Tensors:
+    async def outputs(self, admitted: Admission = at_once) -> Tensors:
         """Returns what comes of it, when all of it has ended. Raises RequestTimeout and the errors of Service."""
         async with self._within(time.monotonic()):
+            await admitted(self._service.room, self._count)
             outputs = await self._service.outputs(self.items)
         return await asyncio.to_thread(self._written, outputs)
 
-    async def responses(self) -> AsyncGenerator[Response, None]:
+    async def responses(self, admitted: Admission = at_once) -> AsyncGenerator[Response, None]:
         """Yields a response a burst where the model is decoupled and the request streams, else one. Raises as
         `outputs`."""
         if not self._streams:
-            yield Response(await self.outputs(), last=True)
+            yield Response(await self.outputs(admitted), last=True)
             return
         began, partial_outputs = time.monotonic(), PartialOutputs(self.items)
+        async with self._within(began):
+            await admitted(self._service.room, self._count)
         async with aclosing(self._service.stream_bursts(self.items)) as bursts:
             while not partial_outputs.ended:
                 async with self._within(began):  # each step has a task of its own
@@ -72,6 +81,10 @@ class Inference:
                 if any(taken):
                     yield Response(self._written(partial_outputs.rows), last=partial_outputs.ended)
             await anext(bursts, None)  # so that it counts as a success
+
+    @property
+    def _count(self) -> int:
+        return sum(item.count for item in self.items)
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
         tensors = write_batch(self._processor, self.items, outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,13 +15,14 @@ from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
 from vlm.engine.step_watch import STEP_SECONDS
-from vlm.errors import LimitError, ModelNotFoundError, listed
+from vlm.errors import ModelNotFoundError, listed
 from vlm.processing.media.pool import MediaPool
-from vlm_app.server.core.errors import Busy, Loading
+from vlm_app.server.core.errors import Loading
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merge_bursts
 from vlm_app.server.core.metrics import Metrics, Stopwatch
 from vlm_app.server.core.setting_names import about_input
+from vlm_app.server.repository.room import Room, Slot
 from vlm_app.server.repository.statistics import RequestTimes, Statistics
 from vlm_app.server.tensors.model import ModelTensors
 
@@ -48,10 +49,10 @@ class Service:
     ):
         """`on_break` is told when the engine has broken for good. `decoupled`: streams of KServe's protocol hold a
         response a burst, else one response; `datatypes`: of outputs, as a configuration declares them."""
-        self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
+        self.name, self.version, self._metrics = name, version, metrics
         self.created = int(time.time())
         self.tensors = ModelTensors.from_processor(pipeline.processor, pipeline.engine.build.dtype, datatypes)
-        self.num_outputs = 0  # outputs running or waiting
+        self.room = Room(name, max_requests, metrics.rejections.labels(name).inc)
         self.decoupled = decoupled
         self.statistics = Statistics()
         self.model = AsyncPipeline(
@@ -79,31 +80,9 @@ class Service:
     async def close(self, drain_seconds: float = 0) -> None:
         """Ends when what runs has ended, or ends it once this time is over."""
         end = time.monotonic() + drain_seconds
-        while self.num_outputs and time.monotonic() < end:
+        while self.room.held and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self.model.close()
-
-    @contextmanager
-    def acquire_slot(self, count: int) -> Iterator[None]:
-        """Holds room for so many outputs. Raises as `check_room`."""
-        self.check_room(count)
-        self.num_outputs += count
-        try:
-            yield
-        finally:
-            self.num_outputs -= count
-
-    def check_room(self, count: int) -> None:
-        """Raises Busy where there is no room for so many outputs now, LimitError where there never is."""
-        if count > self._max:
-            raise LimitError(
-                f"{count:,} outputs were asked for at once; {self.name} holds {self._max:,} at most. Ask for fewer in a"
-                " request.",
-                settings=("num_return_sequences",),
-            )
-        if self.num_outputs + count > self._max:
-            self._metrics.rejections.labels(self.name).inc()
-            raise Busy(f"{self.name} holds {self.num_outputs} requests of {self._max} at most; ask again later.")
 
     async def stream_all(
         self, items: list[GenerationInput], *, final_only: bool = False
@@ -119,18 +98,21 @@ class Service:
         self, items: list[GenerationInput], *, final_only: bool = False
     ) -> AsyncGenerator[list[tuple[int, TextDelta]], None]:
         """Yields the same in lists: all that has come since the last one."""
-        with self.statistics.request(len(items)) as times:
-            self.check_room(sum(item.count for item in items))  # before any of them is begun
-            streams = [self._stream(each, times, final_only) for each in items]
+        with self.statistics.request(len(items)) as times, ExitStack() as held:
+            acquired = self.room.acquire([item.count for item in items])  # before any of them is begun
+            slots = map(held.enter_context, acquired)  # a stream that never begins leaves none
+            streams = [
+                self._stream(item, slot, times, final_only=final_only) for item, slot in zip(items, slots, strict=True)
+            ]
             async with aclosing(merge_bursts(streams)) as bursts:
                 async for burst in bursts:
                     yield burst
 
     async def _stream(
-        self, item: GenerationInput, times: RequestTimes, final_only: bool
+        self, item: GenerationInput, slot: Slot, times: RequestTimes, *, final_only: bool
     ) -> AsyncGenerator[TextDelta, None]:
         watch = Stopwatch(self._metrics, self.name)
-        with self.acquire_slot(item.count), about_input():
+        with slot, about_input():
             request = await self.model.request(item.source, item.files, **item.sampling)
             start = times.prepared()
             stream = self.model.stream(request, final_only=final_only, on_update=watch.observe)
@@ -151,7 +133,7 @@ class Service:
 
     def encoder_batches(self, inputs: list[T]) -> list[list[T]]:
         """Returns a request's inputs in the parts that `encode` takes."""
-        size = min(ENCODED_TOGETHER, self._max)
+        size = min(ENCODED_TOGETHER, self.room.size)
         return [inputs[i : i + size] for i in range(0, len(inputs), size)]
 
     async def encode(
@@ -159,7 +141,8 @@ class Service:
     ) -> list[Encoding]:
         """Returns what an encoder makes of one of the `encoder_batches` of a request's inputs: between such calls the
         engine goes on with what else it does. Raises Busy and the errors of AsyncPipeline."""
-        with self.acquire_slot(len(sources)), about_input():
+        [slot] = self.room.acquire([len(sources)])
+        with slot, about_input():
             return await self.model.encode(sources, files, attentions=attentions)
 
 

@@ -35,7 +35,7 @@ def served():
         yield found
         for service in map(found.service, MODELS):
             assert service.ready
-            until(lambda service=service: service.num_outputs == 0 and is_empty(service.pipeline))
+            until(lambda service=service: service.room.held == 0 and is_empty(service.pipeline))
 
 
 @pytest.mark.parametrize("mode", GenerationMode)

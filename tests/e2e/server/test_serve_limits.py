@@ -159,7 +159,7 @@ def test_a_full_server_sheds_load(client, served):
     before = metric(served, "vlm_rejected_requests_total", model="mini-llava")
     aborted = metric(served, "vlm_outputs_total", model="mini-llava", reason="abort")
     service = served.service("mini-llava")
-    with service.acquire_slot(3):
+    with service.room.acquire([3])[0]:
         assert client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE)).choices
         assert "4 at most" in refusal(client, openai.RateLimitError, messages=asked(SIGN, SCENE), n=2)
         with pytest.raises(openai.RateLimitError) as caught:
@@ -168,7 +168,7 @@ def test_a_full_server_sheds_load(client, served):
     assert "holds 4 at most" in refusal(client, messages=asked(SIGN, SCENE), n=5)
     for number in (3, 5):  # inputs of a request count together, before any of them is begun
         refused = pytest.raises(openai.RateLimitError if number < 4 else openai.BadRequestError, match="4 at most")
-        with service.acquire_slot(2), refused:
+        with service.room.acquire([2])[0], refused:
             client.completions.create(model="mini-llava", prompt=[SIGN] * number)
     assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 3
     assert metric(served, "vlm_outputs_total", model="mini-llava", reason="abort") == aborted
@@ -201,7 +201,7 @@ def test_a_client_that_leaves_is_not_worked_for(served, path, body):
     until(lambda: service.pipeline.llm.scheduler.running)
     connection.sock.close()
     connection.close()
-    until(lambda: service.num_outputs == 0 and is_empty(service.pipeline))
+    until(lambda: service.room.held == 0 and is_empty(service.pipeline))
     assert metric(served, "vlm_outputs_total", reason="abort") == before + 1
 
 

@@ -80,7 +80,7 @@ def check(pipelines: dict, alone: dict, count: int) -> None:
     with serving(pipelines) as served:
         found = asyncio.run(answers(served.url, asks))
         for service in map(served.service, alone):
-            until(lambda service=service: service.num_outputs == 0 and is_empty(service.pipeline))
+            until(lambda service=service: service.room.held == 0 and is_empty(service.pipeline))
         shown = served.app.state.metrics.registry.get_sample_value
         assert shown("vlm_preemptions_total", {"model": "mini-llava"}) > 0
     stayed = [(ask, text) for ask, text in zip(asks, found, strict=True) if text is not None]

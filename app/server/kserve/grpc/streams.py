@@ -15,6 +15,7 @@ from vlm_app.server.kserve.grpc import messages
 from vlm_app.server.kserve.grpc.failures import cancelled_when_over, error_text, refusals
 from vlm_app.server.kserve.grpc.receiving import END, next_message
 from vlm_app.server.kserve.inferences import read_inference
+from vlm_app.server.repository.room import Room
 from vlm_app.server.repository.service import Services
 
 AT_ONCE = 256  # requests of a stream; the next is read when one has ended
@@ -31,7 +32,7 @@ class InferStream:
         """`max_bytes`: of the requests that run at once."""
         self._services, self._context, self._max_bytes = services, context, max_bytes
         self._strict = STRICT in [(key, value) for key, value in context.invocation_metadata() or ()]
-        self._write_lock = asyncio.Lock()
+        self._write_lock, self._turns = asyncio.Lock(), asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], int] = {}  # a request's bytes
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
@@ -76,7 +77,7 @@ class InferStream:
             request = await asyncio.to_thread(messages.read, message)
             inference = await asyncio.to_thread(read_inference, service, request)
             empty_final = inference.parameters.empty_final and service.decoupled
-            async with aclosing(inference.responses()) as responses:
+            async with aclosing(inference.responses(self._admitted)) as responses:
                 async for each in responses:
                     final = each.last and not empty_final
                     response = await asyncio.to_thread(
@@ -89,6 +90,11 @@ class InferStream:
                 await self._send(_last(message))
         except Exception as error:
             await self._fail(message, error)
+
+    async def _admitted(self, room: Room, count: int) -> None:
+        """Waits for room, as one of this stream's requests at a time: among streams none is first by asking more."""
+        async with self._turns:
+            await room.wait(count)
 
     async def _send(self, response: pb.ModelStreamInferResponse | bytes) -> None:
         async with self._write_lock:

@@ -274,9 +274,9 @@ def test_a_stream_that_is_left_ends_its_work(served, monkeypatch):
     connection = http.client.HTTPConnection(served.address)
     connection.request("POST", "/v2/models/mini-t5/generate_stream", json.dumps({"text_input": TEXT}),
                        {"Content-Type": "application/json"})  # fmt: skip
-    until(lambda: service.num_outputs)
+    until(lambda: service.room.held)
     connection.close()
-    until(lambda: aborted and not service.num_outputs)
+    until(lambda: aborted and not service.room.held)
 
 
 @pytest.mark.parametrize("are_there", [False, True])
@@ -291,7 +291,7 @@ def test_a_timeout_ends_a_stream_with_an_event(served, monkeypatch, are_there):
 
     if are_there:
         monkeypatch.setattr(service, "stream_bursts", collected)
-    readings = itertools.chain([0.0, 0.0], itertools.repeat(1e9))  # its beginning, the first burst, the others
+    readings = itertools.chain([0.0] * 3, itertools.repeat(1e9))  # its beginning, its room, the first burst, the others
     monkeypatch.setattr("vlm_app.server.kserve.inference.time", SimpleNamespace(monotonic=lambda: next(readings)))
     first, last = events(served, "mini-t5", text_input=TEXT, timeout=10**9)
     assert first["text_output"] and "timeout of 1000000000 µs" in last["error"]

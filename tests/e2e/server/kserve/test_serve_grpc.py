@@ -43,7 +43,7 @@ def served(request):
     with request.param(load(*MODELS), grpc_port=0, max_body_mb=4) as found:
         yield found
         for service in map(found.service, MODELS):
-            until(lambda service=service: service.num_outputs == 0 and is_empty(service.pipeline))
+            until(lambda service=service: service.room.held == 0 and is_empty(service.pipeline))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_an_asynchronous_call_answers_its_callback_and_can_be_cancelled(client, 
     until(lambda: service.pipeline.llm.has_work)
     running.cancel()
     assert code_of(answers.get()[1]) == "CANCELLED"
-    until(lambda: aborted and not service.num_outputs)
+    until(lambda: aborted and not service.room.held)
 
 
 def test_a_stream_holds_all_tokens_so_far(client, stream):
@@ -190,6 +190,26 @@ def test_many_requests_share_a_stream_and_a_wrong_one_costs_itself(client, strea
     assert "not served here" in errors[0].message()
 
 
+def test_streams_wait_for_room_and_leave_some_to_others():
+    """Of requests that are sent at once none is refused, and another client's neither."""
+    with (
+        serving(load("mini-t5"), grpc_port=0, max_requests=8) as found,
+        triton.InferenceServerClient(found.grpc_address) as client,
+        triton.InferenceServerClient(found.grpc_address) as other,
+    ):
+        streams = [Answers(client), Answers(other)]
+        for number in range(40):
+            for each in (client, other):
+                each.async_stream_infer("mini-t5", [text(TEXT), tensor("stream", [[number % 2 == 0]])])
+        until(lambda: found.service("mini-t5").room.held)
+        with triton.InferenceServerClient(found.grpc_address) as third:
+            answers = [third.infer("mini-t5", [text(TEXT)]) for _ in range(3)]
+        for answer in [*answers, *(each.until_final()[-1] for each in streams for _ in range(40))]:
+            assert answer.as_numpy("text_output")[0, 0] == b"Das alte Schiff ist klein."
+        client.stop_stream()
+        other.stop_stream()
+
+
 def test_a_strict_stream_ends_with_a_status(client, stream):
     answers = stream(headers={"triton_grpc_error": "true"})
     client.async_stream_infer("gpt", [text(TEXT)])
@@ -209,9 +229,9 @@ def test_a_stream_that_is_left_ends_its_work(client, served, monkeypatch):
     Answers(client)
     for _ in range(3):
         client.async_stream_infer("mini-t5", [text(TEXT)])
-    until(lambda: service.num_outputs == 3)
+    until(lambda: service.room.held == 3)
     client.stop_stream(cancel_requests=True)
-    until(lambda: len(set(aborted)) == 3 and not service.num_outputs)
+    until(lambda: len(set(aborted)) == 3 and not service.room.held)
 
 
 def test_a_model_that_is_not_decoupled_gives_one_response_a_request_in_order(client, served, stream, monkeypatch):
@@ -530,7 +550,7 @@ def test_a_stream_holds_no_more_bytes_than_a_message_may_have(client, served, st
     monkeypatch.setattr(
         service.pipeline.llm,
         "step",
-        lambda **options: (held.append(service.num_outputs), time.sleep(0.05), step(**options))[2],
+        lambda **options: (held.append(service.room.held), time.sleep(0.05), step(**options))[2],
     )
     picture = tensor("image", np.zeros((1, 700, 700, 3), np.uint8))  # 1.5 MB of 4
     answers = stream()
@@ -552,7 +572,7 @@ def test_a_deadline_ends_the_work(served, stub, monkeypatch):
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(asked, timeout=0.3)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    until(lambda: aborted and not service.num_outputs)
+    until(lambda: aborted and not service.room.held)
 
 
 # --- the server as a whole ---
@@ -586,7 +606,7 @@ def test_a_key_is_needed_but_for_health(monkeypatch):
         assert found_text[0, 0] == b"Das alte Schiff ist klein."
         assert code_of(Answers(client).items.get()[1]) == "UNAUTHENTICATED"
         client.stop_stream(cancel_requests=True)
-        with pytest.raises(InferenceServerException) as caught, found.service("mini-t5").acquire_slot(1):
+        with pytest.raises(InferenceServerException) as caught, found.service("mini-t5").room.acquire([1])[0]:
             client.infer("mini-t5", [text(TEXT)], headers=key)
         assert code_of(caught.value) == "RESOURCE_EXHAUSTED"
 

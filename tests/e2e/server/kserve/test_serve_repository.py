@@ -180,7 +180,7 @@ def test_what_is_asked_ends_before_its_model_goes(exported):
             until(lambda: "mini-t5" not in found.app.state.services.by_name)
             assert first and [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
         gone.result()
-        assert service.num_outputs == 0 and service.pipeline.llm.scheduler.blocks.balanced
+        assert service.room.held == 0 and service.pipeline.llm.scheduler.blocks.balanced
 
 
 def test_who_asks_while_a_model_is_loaded_anew_may_ask_again(exported, tmp_path, monkeypatch):

@@ -126,11 +126,11 @@ LONG = {"model": "mini-t5", "messages": [{"role": "user", "content": TEXT}], "te
 def test_a_client_asks_again_after_429(served):
     service = served.service("mini-t5")
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0) as impatient:
-        before, service.num_outputs = service.num_outputs, 64
+        before, service.room.held = service.room.held, 64
         with pytest.raises(openai.RateLimitError) as caught:
             impatient.embeddings.create(model="mini-t5", input=TEXT)
         assert caught.value.code == "rate_limit_exceeded" and caught.value.response.headers["retry-after"] == "1"
-        threading.Timer(0.5, lambda: setattr(service, "num_outputs", before)).start()
+        threading.Timer(0.5, lambda: setattr(service.room, "held", before)).start()
         answer = impatient.with_options(max_retries=5).chat.completions.create(**{**LONG, "extra_body": None})
         assert answer.choices[0].message.content
 
@@ -140,18 +140,18 @@ def test_a_client_that_gives_up_leaves_nothing_running(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0, timeout=0.2) as hasty:
         with pytest.raises(openai.APITimeoutError):
             hasty.chat.completions.create(**LONG)
-        until(lambda: service.num_outputs == 0 and is_empty(service.pipeline))
+        until(lambda: service.room.held == 0 and is_empty(service.pipeline))
 
 
 def test_a_task_that_is_cancelled_leaves_nothing_running(served):
     async def cancelled() -> None:
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0) as client:
             task = asyncio.ensure_future(client.chat.completions.create(**LONG))
-            while not served.service("mini-t5").num_outputs:
+            while not served.service("mini-t5").room.held:
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
 
     asyncio.run(cancelled())
-    until(lambda: served.service("mini-t5").num_outputs == 0 and is_empty(served.service("mini-t5").pipeline))
+    until(lambda: served.service("mini-t5").room.held == 0 and is_empty(served.service("mini-t5").pipeline))

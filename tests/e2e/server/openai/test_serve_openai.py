@@ -120,7 +120,7 @@ def test_a_stream_that_is_left_is_aborted(client, served):
     next(iter(stream))
     stream.close()
     service = served.service("mini-llava")
-    until(lambda: service.num_outputs == 0 and is_empty(service.pipeline))
+    until(lambda: service.room.held == 0 and is_empty(service.pipeline))
 
 
 def test_completions_of_texts_and_ids_whole_and_streamed(client):
