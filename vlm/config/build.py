@@ -10,9 +10,10 @@ from typing import Any
 from vlm.config.base import Config, errors_in, raise_errors
 from vlm.errors import ConfigError, listed
 from vlm.options import option
-from vlm.ranges import at_least, one_of
+from vlm.ranges import Range, at_least, one_of
 
 DTYPES = ("float32", "float16", "bfloat16")
+LIMIT = Range(1, 2**31 - 1)  # positions and rows are int32
 
 
 def read_targets(text: str) -> tuple[str, ...]:
@@ -33,12 +34,12 @@ class BuildConfig(Config):
     dtype: str = option(
         "float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.", allowed=one_of(*DTYPES)
     )
-    max_batch_size: int = option(8, "Sequences decoded at once, at most.", allowed=at_least(1))
+    max_batch_size: int = option(8, "Sequences decoded at once, at most.", allowed=LIMIT)
     max_seq_len: int | None = option(
-        None, "Decoder tokens a sequence, prompt included.", default="what the model was made for", allowed=at_least(1)
+        None, "Decoder tokens a sequence, prompt included.", default="what the model was made for", allowed=LIMIT
     )
     max_encoder_input_len: int | None = option(
-        None, "Encoder rows (tokens of a text) a request.", default="what the model takes", allowed=at_least(1)
+        None, "Encoder rows (tokens of a text) a request.", default="what the model takes", allowed=LIMIT
     )
     backend: str = option("torch", "What runs it.")
     target: tuple[str, ...] = option(  # compute capabilities; (): of this machine

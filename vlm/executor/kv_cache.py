@@ -8,6 +8,7 @@ import torch
 
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
+from vlm.executor.memory import in_words, memory_errors
 from vlm.executor.networks import DecoderNetwork
 from vlm.layers.attention import CrossAttention
 from vlm.ops.attention.absorbed_attention import has_kernel
@@ -115,7 +116,18 @@ def allocate(
     mapping: Mapping,
     hidden_size: int = 0,
 ) -> KVCache:
-    """Returns blocks of zeros of one rank's layers and heads, and of hidden rows of this size."""
+    """Returns blocks of zeros of one rank's layers and heads, and of hidden rows of this size. Raises OutOfMemoryError
+    for more than the device has room for."""
     size = {"heads": heads_of(model, mapping), "block_size": block_size, "head_dim": model.head_dim}
     kind = {"dtype": dtype, "device": device, "hidden_size": hidden_size}
-    return KVCache.zeros(mapping.layers(model.num_layers), shape.num_blocks, **size, **kind)
+    num_bytes = shape.num_blocks * block_bytes(model, block_size, dtype, mapping, hidden_size)
+    with memory_errors(lambda: _too_large(num_bytes, device)):
+        return KVCache.zeros(mapping.layers(model.num_layers), shape.num_blocks, **size, **kind)
+
+
+def _too_large(num_bytes: int, device: torch.device) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        f"the KV cache of a full batch takes {in_words(num_bytes)}, more than {device} has free; lower"
+        " max_batch_size, max_seq_len or max_encoder_input_len, or give dtype bfloat16.",
+        settings=("max_batch_size", "max_seq_len", "max_encoder_input_len", "dtype"),
+    )

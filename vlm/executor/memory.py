@@ -21,6 +21,7 @@ PHRASES = re.compile(
     "|bad_alloc|bad allocation"
     "|ALLOC_FAILED"  # cuBLAS, cuDNN
     "|could not create a memory object|could not create a primitive(?! descriptor)"  # oneDNN
+    "|size calculation overflowed"  # torch, of more bytes than an address counts
 )
 
 
@@ -29,6 +30,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | OutOfMemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, Exception) and not isinstance(error, VlmError) and bool(PHRASES.search(str(error)))
+
+
+def in_words(num_bytes: float) -> str:
+    """Returns a size as "61.1 GiB", one below that in MiB."""
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def full() -> OutOfMemoryError:

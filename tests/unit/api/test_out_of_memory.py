@@ -19,7 +19,7 @@ from vlm.api.async_pipeline import AsyncPipeline
 from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
 from vlm.engine.leading import follow
-from vlm.errors import EngineError, InputError, OutOfMemoryError
+from vlm.errors import ConfigError, EngineError, InputError, OutOfMemoryError
 from vlm.executor.memory import is_out_of_memory
 from vlm.executor.slots.cache import SlotCache
 from vlm.parallel.collectives import OneHost
@@ -266,6 +266,27 @@ def test_a_cache_that_grew_half_way_begins_again(monkeypatch):
             cache.reserve(CACHED, 200)
     assert cache.reset() and {x.shape[2] for x in cache.tensors.values()} == {32}
     assert cache.reserve(CACHED, 200) and {x.shape[2] for x in cache.tensors.values()} == {224}
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind", "says"),
+    [
+        (
+            {"max_seq_len": 2**31 - 1},
+            OutOfMemoryError,
+            "the KV cache of a full batch takes 131,072.0 GiB, more than cpu",
+        ),
+        (
+            {"max_seq_len": 2**31 - 1, "max_batch_size": 2**31 - 1},
+            OutOfMemoryError,
+            "GiB, more than cpu has free; lower",
+        ),
+        ({"max_seq_len": 2**31}, ConfigError, "max_seq_len is 2147483648, it must be at most 2147483647"),
+    ],
+)
+def test_a_cache_that_no_machine_holds_is_told_by_its_size(limits, kind, says):
+    with pytest.raises(kind, match=says):
+        vlm.load("mini-t5", device="cpu", **limits)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from vlm.engine.scheduler_config import SchedulerConfig
 from vlm.errors import LimitError, OutOfMemoryError
 from vlm.executor.create import create_encoders, create_executor
 from vlm.executor.executor import Executor
-from vlm.executor.memory import is_out_of_memory
+from vlm.executor.memory import in_words, is_out_of_memory
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry import catalogs
 from vlm.registry.networks import check_ranks, mapping_of
@@ -114,9 +114,9 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         size = sum((engine.path / name).stat().st_size for name in engine.manifest.files)
-        free = f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" if device.type == "cuda" else "too little memory"
+        free = in_words(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "too little memory"
         raise OutOfMemoryError(
-            f"the engine needs {size / 2**30:.1f} GiB for weights and its KV cache besides, {device} has {free} free;"
+            f"the engine needs {in_words(size)} for weights and its KV cache besides, {device} has {free} free;"
             " lower max_batch_size, max_seq_len or kv_cache_free_gpu_memory_fraction, or give dtype bfloat16.",
             settings=("max_batch_size", "max_seq_len", "kv_cache_free_gpu_memory_fraction", "dtype"),
         ) from error
