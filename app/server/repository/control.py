@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from vlm.errors import ConfigError, EngineError, InputError, ModelNotFoundError,
 from vlm_app.core.names import one_line
 from vlm_app.server.core.errors import Forbidden
 from vlm_app.server.repository.repository import Entry, scan
-from vlm_app.server.repository.service import Services
+from vlm_app.server.repository.service import Service, Services
 
 if TYPE_CHECKING:
     from vlm_app.server.repository.loading import Loader
@@ -55,21 +56,32 @@ class Repositories:
             raise entry
         return entry
 
+    def prepare(self, name: str) -> bool:
+        """Checks what can be checked of a model before it is loaded, and returns whether it can be loaded beside what
+        runs. Raises as `load`."""
+        with self._failures(name) as entry:
+            return self.loader.prepare(entry)
+
     def load(self, name: str) -> Pipeline:
         """Raises a VlmError with one sentence, which is kept for the index; ConfigError for files that are damaged:
         who is told has not asked an engine that has broken."""
+        with self._failures(name) as entry:
+            pipeline = self.loader.entry(entry)
+        self.loaded_entries[name] = entry
+        return pipeline
+
+    @contextmanager
+    def _failures(self, name: str) -> Iterator[Entry]:
         entry = self.entry(name)
         try:
             self._check_adapters(entry)
-            pipeline = self.loader.entry(entry)
+            yield entry
         except EngineError as error:
             self.entries[name] = damaged = ConfigError(str(error))
             raise damaged from None
         except VlmError as error:
             self.entries[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
             raise
-        self.loaded_entries[name] = entry
-        return pipeline
 
     def _check_adapters(self, entry: Entry) -> None:
         """Raises ConfigError for an adapter that is called as a model here, or as an adapter of another one: requests
@@ -120,9 +132,30 @@ class Control:
                 return
             with self._services.expecting(name, *entry.adapters):
                 if is_served:
-                    await self._unload(repositories, name)
-                pipeline = await asyncio.to_thread(repositories.load, name)
-                self._serve(name, pipeline)
+                    await self._replace(repositories, name)
+                else:
+                    self._serve(name, await asyncio.to_thread(repositories.load, name))
+
+    async def _replace(self, repositories: Repositories, name: str) -> None:
+        """Has a model's successor take its place. The predecessor goes on until then where memory holds both; else it
+        makes room, once the successor's files have been checked."""
+        if await asyncio.to_thread(repositories.prepare, name):
+            pipeline = await asyncio.to_thread(repositories.load, name)
+            await self._close(self._swapped(name, pipeline), repositories)
+            return
+        await self._unload(repositories, name)
+        try:
+            self._serve(name, await asyncio.to_thread(repositories.load, name))
+        except VlmError as error:
+            told = copy.copy(error)
+            told.args = (f"{str(error).removesuffix('.')}; {name} as it was before had to make room, and is unloaded.",)
+            raise told from None
+
+    def _swapped(self, name: str, pipeline: Pipeline) -> Service:
+        """Serves a model, and returns the one that was served before."""
+        predecessor = self._services.remove(name)
+        self._serve(name, pipeline)
+        return predecessor
 
     async def unload(self, name: str) -> None:
         """Unloads a model when what runs has ended, or the time to drain is over."""
@@ -165,8 +198,10 @@ class Control:
         return self._repositories
 
     async def _unload(self, repositories: Repositories, name: str) -> None:
-        service = self._services.remove(name)
-        del repositories.loaded_entries[name]
+        del repositories.loaded_entries[self._services[name].name]
+        await self._close(self._services.remove(name), repositories)  # whose memory nothing else holds
+
+    async def _close(self, service: Service, repositories: Repositories) -> None:
         await service.close(self._drain_seconds)
         del service
         await asyncio.to_thread(repositories.loader.freed)

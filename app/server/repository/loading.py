@@ -8,15 +8,20 @@ from pathlib import Path
 
 import torch
 
+from vlm.api.model.cache_bytes import CacheBytes
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
+from vlm.artifacts.native.engine_dir import EngineDir
 from vlm.artifacts.progress import Progress
 from vlm.backends.devices import resolve_device
 from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning
+from vlm_app.core.free_memory import free_bytes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.processes import garbage
 from vlm_app.server.repository.repository import Entry
+
+MARGIN = 2  # of a device's memory: what kernels, graphs and libraries take beside weights and cache
 
 
 class Loader:
@@ -54,6 +59,18 @@ class Loader:
                 warm_up(pipeline, self._progress)
         self._unfinished = False
         return pipeline
+
+    def prepare(self, entry: Entry) -> bool:
+        """Builds and checks an engine of a repository as far as that takes none of the device's memory. Returns whether
+        it can be loaded beside what runs. Raises as `entry`."""
+        options = self._options.overridden_by(self._without_device(entry.local_options(self._progress), entry.where))
+        device, path = resolve_device(options.device), entry.fetched(self._progress)
+        entry.config.check_ranks(path, entry.where)
+        engine = EngineDir.open(options.resolve(path, device.type, self._progress))
+        entry.config.check_family(engine.family, entry.where)
+        weights = sum(file["size"] for file in engine.manifest.files.values())
+        needed = MARGIN * (weights + CacheBytes.from_engine(engine).full_batch)
+        return engine.build.num_ranks == 1 and needed <= free_bytes(device)
 
     def entry(self, entry: Entry) -> Pipeline:
         """Loads a model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""

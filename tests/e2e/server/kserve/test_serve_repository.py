@@ -28,6 +28,7 @@ from tests.kits.cli_kit import call
 from tests.kits.servers.s3_kit import store
 from tests.kits.servers.server_kit import alone, load, serving, until
 from vlm.build.locate import packaged_models
+from vlm.errors import OutOfMemoryError
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
@@ -192,6 +193,7 @@ def test_who_asks_while_a_model_is_loaded_anew_may_ask_again(exported, tmp_path,
     ):
         text = triton_grpc.InferInput("text_input", [1, 1], "BYTES")
         text.set_data_from_numpy(np.array([[TEXT.encode()]], object))
+        monkeypatch.setattr("vlm_app.server.repository.loading.free_bytes", lambda device: 0)  # not beside each other
         before, begun, go_on, load_entry = translated(client), Event(), Event(), Loader.entry
         held = lambda self, entry: (begun.set(), go_on.wait(60), load_entry(self, entry))[2]  # noqa: E731
         monkeypatch.setattr(Loader, "entry", held)
@@ -207,6 +209,66 @@ def test_who_asks_while_a_model_is_loaded_anew_may_ask_again(exported, tmp_path,
         go_on.set()
         assert loading.result().status_code == 200
         assert translated(client) == before and states(client) == {"mini-t5": "READY"}
+
+
+def test_a_model_goes_on_until_its_successor_takes_its_place(exported, tmp_path, monkeypatch):
+    shutil.copytree(exported, models := tmp_path / "models")
+    changed = models / "mini-t5-engine" / "1" / "engine" / "notes.txt"
+    with served(models, model_control=True) as (found, client), ThreadPoolExecutor() as pool:
+        before, held = translated(client), weakref.ref(found.service("mini-t5").pipeline)
+        begun, go_on, load_entry = Event(), Event(), Loader.entry
+        waiting = lambda self, entry: (begun.set(), go_on.wait(60), load_entry(self, entry))[2]  # noqa: E731
+        monkeypatch.setattr(Loader, "entry", waiting)
+        changed.write_text("changed")
+        loading = pool.submit(httpx.post, f"{found.url}/v2/repository/models/mini-t5/load", timeout=600)
+        assert begun.wait(60)
+        assert translated(client) == before and states(client) == {"mini-t5": "READY"}
+        go_on.set()
+        assert loading.result().status_code == 200
+        assert held() is None and translated(client) == before
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("file", ["decoder/rank0.safetensors", "processor/tokenizer.json", "manifest.json"])
+def test_a_model_goes_on_where_its_successors_files_fail(exported, tmp_path, monkeypatch, has_room, file):
+    if not has_room:
+        monkeypatch.setattr("vlm_app.server.repository.loading.free_bytes", lambda device: 0)
+    shutil.copytree(exported, models := tmp_path / "models")
+    with served(models, model_control=True) as (_, client):
+        before, path = translated(client), models / "mini-t5-engine" / "1" / "engine" / file
+        good = path.read_bytes()
+        path.unlink()  # the model that runs may have it mapped
+        path.write_bytes(bytes(byte ^ 1 for byte in good))
+        with pytest.raises(InferenceServerException, match=r"edited|cannot be read|damaged"):
+            client.load_model("mini-t5")
+        assert translated(client) == before and states(client) == {"mini-t5": "READY"}
+        path.write_bytes(good)
+        client.load_model("mini-t5")
+        assert translated(client) == before
+
+
+def test_a_model_that_made_room_in_vain_is_told_of(exported, tmp_path, monkeypatch):
+    shutil.copytree(exported, models := tmp_path / "models")
+    with served(models, model_control=True) as (_, client):
+        before = translated(client)
+        (models / "mini-t5-engine" / "1" / "engine" / "notes.txt").write_text("changed")
+        with monkeypatch.context() as patched:
+            patched.setattr("vlm_app.server.repository.loading.free_bytes", lambda device: 0)
+            patched.setattr(Loader, "model", raises(OutOfMemoryError("the engine needs 2.0 GiB.")))
+            with pytest.raises(
+                InferenceServerException, match=r"2\.0 GiB; mini-t5 as it was before had to make room, and"
+            ):
+                client.load_model("mini-t5")
+        assert states(client) == {"mini-t5": "UNAVAILABLE"}
+        client.load_model("mini-t5")
+        assert translated(client) == before
+
+
+def raises(error: Exception):
+    def call(*arguments, **options):
+        raise error
+
+    return call
 
 
 def test_control_is_for_repositories_and_must_be_allowed(exported):
