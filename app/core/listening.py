@@ -12,6 +12,7 @@ from vlm.ranges import between
 
 PORTS = between(0, 65535, "0 is any that is free")
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
+ROOT_PATH = re.compile(r"(?!/v[12](/|$))(/[\w.~-]+)*", re.ASCII)
 OWN_FILES = 256  # weights, workers, libraries, and connections that are being closed
 
 
@@ -23,6 +24,12 @@ def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
     for origin in origins:
         if origin not in ("*", "null") and not ORIGIN.fullmatch(origin):
             raise InputError(f"{origin!r} is no origin; give --allowed-origin as in https://app.example, or *.")
+
+
+def check_root_path(path: str) -> None:
+    """Raises InputError for what is no beginning of a path, and where the server's own routes are."""
+    if not ROOT_PATH.fullmatch(path):
+        raise InputError(f"{path!r} is no path to be shown under; give --root-path as in /llm, without /v1 or /v2.")
 
 
 def listener(host: str, port: int, option: str = "--port") -> socket.socket:

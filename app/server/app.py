@@ -22,6 +22,7 @@ from vlm_app.server.http.checks import Checks, add_door, content_type
 from vlm_app.server.http.content_coding import AnswerCoding, ContentDecoding
 from vlm_app.server.http.limits import ApiKey, BodyLimit
 from vlm_app.server.http.request_id import RequestId
+from vlm_app.server.http.root_path import RootPath
 from vlm_app.server.http.slashes import WithoutSlash
 from vlm_app.server.kserve import api as kserve
 from vlm_app.server.kserve import generate, repository_api, unserved
@@ -125,6 +126,8 @@ def add_guards(app: Starlette, config: ServerConfig) -> None:
         app.add_middleware(ApiKey, key=config.api_key)
     add_door(app, config.host, config.allowed_hosts, config.allowed_origins)
     app.add_middleware(RequestId)  # refusals have an id, too
+    if config.root_path:
+        app.add_middleware(RootPath, root_path=config.root_path)
 
 
 async def health(http: Request) -> JSONResponse:

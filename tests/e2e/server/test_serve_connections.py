@@ -359,6 +359,21 @@ def test_large_bodies_behind_one_another_are_both_read(served):
         assert answers(heard(connection)) == [404, 404]
 
 
+def test_a_proxy_may_show_the_server_under_a_path_of_its_own(place):
+    """It takes the path off, or leaves it; the page of documentation asks under it either way."""
+    with place(load("mini-t5"), root_path="/team/llm", api_key="SECRET") as found:
+        key = {"Authorization": "Bearer SECRET"}
+        for prefix in ("", "/team/llm"):
+            assert post(found, f"{prefix}/health", b"", "GET")[0] == 200
+            assert post(found, f"{prefix}/v1/models", b"", "GET", **key)[0] == 200
+            status, _, body = post(found, f"{prefix}/v2/models/gpt", b"", "GET", **key)
+            assert status == 404 and "gpt" in json.loads(body)["error"]  # as KServe has it
+            assert b"'/team/llm/openapi.json'" in post(found, f"{prefix}/docs", b"", "GET", **key)[2]
+            schema = json.loads(post(found, f"{prefix}/openapi.json", b"", "GET", **key)[2])
+            assert schema["servers"] == [{"url": "/team/llm"}]
+        assert post(found, "/team/llmv1/models", b"", "GET", **key)[0] == 404
+
+
 @pytest.mark.parametrize("path", ["/%00", "/%ff%fe", "/v2/models/%00%ff", "/v1/../../etc/passwd", "//", "/%2e%2e/"])
 def test_paths_of_any_bytes_are_404(served, path):
     status, _, text = post(served, path, b"", "GET")
