@@ -26,6 +26,12 @@ def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
             raise InputError(f"{origin!r} is no origin; give --allowed-origin as in https://app.example, or *.")
 
 
+def check_host(host: str) -> None:
+    """Raises InputError for an empty one, as a shell's variable is that is not set: it would be everywhere."""
+    if not host.strip():
+        raise InputError("the host is empty; give --host 127.0.0.1, or 0.0.0.0 for everywhere.")
+
+
 def check_root_path(path: str) -> None:
     """Raises InputError for what is no beginning of a path, and where the server's own routes are."""
     if not ROOT_PATH.fullmatch(path):

@@ -8,7 +8,7 @@ from vlm.options import check_limits, option
 from vlm.processing.media.pool import MediaConfig
 from vlm.processing.workers.process import Budget
 from vlm.ranges import at_least, positive
-from vlm_app.core.listening import PORTS, check_names, listener
+from vlm_app.core.listening import PORTS, check_host, check_names, listener
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        check_host(self.host)
         check_names(self.allowed_hosts, self.allowed_origins)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from vlm.api.call_options import check_request
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
@@ -34,7 +34,8 @@ class TextDelta:
 
 
 class AsyncPipeline:
-    """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
+    """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned. In an
+    `async with` block it is started, and closed at its end."""
 
     def __init__(
         self,
@@ -60,6 +61,13 @@ class AsyncPipeline:
             raise InputError("another AsyncPipeline has this pipeline; ask that one, or load the model again.")
         self.engine.start()
         loop.is_lent = self.engine.is_running
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         try:

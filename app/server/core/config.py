@@ -13,7 +13,7 @@ from vlm.options import check_limits, option, same_option
 from vlm.processing.media.pool import MediaConfig
 from vlm.processing.workers.process import Budget
 from vlm.ranges import Range, at_least, positive
-from vlm_app.core.listening import PORTS, check_names, check_root_path
+from vlm_app.core.listening import PORTS, check_host, check_names, check_root_path
 
 SECONDS = positive("it must be a number above 0")
 NONE_OR_MORE = at_least(0, "it must be 0 or more")
@@ -88,6 +88,7 @@ class ServerConfig(ConnectionLimits):
         super().__post_init__()
         if self.port and self.port == self.grpc_port:
             raise InputError(f"port {self.port} is given to HTTP and gRPC; give another --grpc-port.")
+        check_host(self.host)
         check_names(self.allowed_hosts, self.allowed_origins)
         check_root_path(self.root_path)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):

@@ -249,7 +249,7 @@ def test_settings_are_checked():
     names = ({"allowed_hosts": ("http://a",)}, {"allowed_origins": ("a.example",)}, {"allowed_origins": ("http://a/",)})
     counts = ({"max_requests": 0}, {"port": 70000}, {"preprocess_workers": -1}, {"preprocess_workers": 2000})
     paths = ({"root_path": "llm"}, {"root_path": "/llm/"}, {"root_path": "/a b"}, {"root_path": "/v1/llm"})
-    for wrong in ({"api_key": ""}, {"drain_seconds": -1}, *counts, *front, *names, *paths):
+    for wrong in ({"api_key": ""}, {"host": ""}, {"host": " "}, {"drain_seconds": -1}, *counts, *front, *names, *paths):
         with pytest.raises(InputError):
             ServerConfig(**wrong)
     assert _named("a=b/c") == ("a", "b/c") and _named("x/y/") == ("y", "x/y/")

@@ -54,6 +54,8 @@ def test_a_port_in_use_or_out_of_range_is_one_sentence(capsys):
     )
     with pytest.raises(InputError, match="port is 70000"):
         DemoConfig(port=70000)
+    with pytest.raises(InputError, match="the host is empty"):
+        DemoConfig(host="")
     for verb in ("demo", "serve"):
         with pytest.raises(SystemExit):
             main([verb, "--port", "70000"])

@@ -186,6 +186,22 @@ def test_an_engine_is_started_once_before_it_is_asked(t5):
     assert asyncio.run(ask()) == t5.generate(text=TEXT).text
 
 
+def test_a_block_starts_and_closes_a_pipeline():
+    async def ask():
+        async with AsyncPipeline(vlm.load("mini-t5", device="cpu")) as model:
+            [output] = await model.generate(request := await model.request({"text": TEXT}))
+        with pytest.raises(EngineError, match="the engine has stopped"):
+            await model.generate(request)
+        with pytest.raises(ZeroDivisionError):
+            async with AsyncPipeline(vlm.load("mini-t5", device="cpu")) as model:
+                raise ZeroDivisionError
+        with pytest.raises(InputError, match="this pipeline is closed"):
+            model.pipeline.generate(TEXT)
+        return output.text
+
+    assert asyncio.run(ask()) == vlm.load("mini-t5", device="cpu").generate(TEXT).text
+
+
 def test_who_asks_in_another_loop_is_told_so(t5):
     """Its answers would go to the one that has closed: it waited for ever."""
     model = AsyncPipeline(t5, MediaPool(MediaConfig()))
