@@ -21,6 +21,7 @@ from vlm_app.server.core.metrics import Metrics
 from vlm_app.server.http.checks import Checks, add_door, content_type
 from vlm_app.server.http.content_coding import AnswerCoding, ContentDecoding
 from vlm_app.server.http.limits import ApiKey, BodyLimit
+from vlm_app.server.http.origin_form import OriginForm
 from vlm_app.server.http.request_id import RequestId
 from vlm_app.server.http.root_path import RootPath
 from vlm_app.server.http.slashes import WithoutSlash
@@ -128,6 +129,7 @@ def add_guards(app: Starlette, config: ServerConfig) -> None:
     app.add_middleware(RequestId)  # refusals have an id, too
     if config.root_path:
         app.add_middleware(RootPath, root_path=config.root_path)
+    app.add_middleware(OriginForm)
 
 
 async def health(http: Request) -> JSONResponse:

@@ -359,6 +359,19 @@ def test_large_bodies_behind_one_another_are_both_read(served):
         assert answers(heard(connection)) == [404, 404]
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://localhost/v1/models", 200), (b"HTTP://127.0.0.1:80/v2/models/mini%2Dt5?x=1", 200),
+        (b"http://localhost", 404), (b"http://evil.example/v1/models", 403), (b"http:///v1/models", 403),
+    ],
+)  # fmt: skip
+def test_whole_addresses_are_read_and_their_host_is_what_counts(served, target, status):
+    sent = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with connected(served, sent) as connection, connection.makefile("rb") as answer:
+        assert answer.readline().split()[1] == b"%d" % status
+
+
 def test_a_proxy_may_show_the_server_under_a_path_of_its_own(place):
     """It takes the path off, or leaves it; the page of documentation asks under it either way."""
     with place(load("mini-t5"), root_path="/team/llm", api_key="SECRET") as found:
