@@ -39,7 +39,7 @@ class PatchEmbed(nn.Module):
         self.norm = norm or nn.Identity()
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, rows, columns, width]"""
+        """Maps [n, channels, H, W] -> [n, rows, columns, width]"""
         missing = [-side % patch for side, patch in zip(pixel_values.shape[2:], self.proj.stride, strict=True)]
         if any(missing):
             pixel_values = F.pad(pixel_values, (0, missing[1], 0, missing[0]))
@@ -47,14 +47,14 @@ class PatchEmbed(nn.Module):
 
 
 def window_partition(x: Tensor, side: int) -> Tensor:
-    """[n, rows, columns, C] -> [n · windows, side, side, C]; rows and columns are multiples of the side"""
+    """Maps [n, rows, columns, C] -> [n · windows, side, side, C]; rows and columns are multiples of the side"""
     images, rows, columns, channels = x.shape
     x = x.view(images, rows // side, side, columns // side, side, channels)
     return x.transpose(2, 3).reshape(-1, side, side, channels)
 
 
 def window_reverse(windows: Tensor, rows: int, columns: int) -> Tensor:
-    """[n · windows, side, side, C] -> [n, rows, columns, C]"""
+    """Maps [n · windows, side, side, C] -> [n, rows, columns, C]"""
     side, channels = windows.shape[1], windows.shape[-1]
     x = windows.view(-1, rows // side, columns // side, side, side, channels)
     return x.transpose(2, 3).reshape(-1, rows, columns, channels)
@@ -102,5 +102,5 @@ class Mlp(nn.Module):
         self.producers = {"fc2": Producer("fc1", "up")} if activation == "relu" else {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., width] -> the same"""
+        """Maps x [..., width] -> the same"""
         return self.fc2(self.fc1(x, activation=self.activation))

@@ -123,5 +123,5 @@ class Reference:
         return torch.stack(pixels).to(self.model.device, self.model.dtype) if pixels else None
 
     def _tensor(self, ids: list[int]) -> Tensor:
-        """[1, n]"""
+        """Returns the ids on the model's device: [1, n]."""
         return torch.tensor([ids], device=self.model.device)

@@ -88,7 +88,7 @@ class Vila(nn.Module):
         return self.llm.dtype
 
     def get_image_features(self, pixel_values: Tensor) -> Tensor:
-        """[n, C, H, W] -> [n, rows, width]"""
+        """Maps [n, C, H, W] -> [n, rows, width]"""
         layer = self.settings.get("mm_vision_select_layer", -2)
         x = self.tower(pixel_values, output_hidden_states=True).hidden_states[layer]
         if self.settings.get("mm_vision_select_feature", "patch") == "patch":
@@ -96,7 +96,7 @@ class Vila(nn.Module):
         return self.projector(_cells(x) if self.settings["mm_projector_type"] == DOWNSAMPLE else x)
 
     def generate(self, input_ids: Tensor, pixel_values: Tensor | None = None, **options: Any) -> Tensor:
-        """input_ids [B, rows + T], of which the images' rows are but places -> the new tokens [B, n]"""
+        """Maps input_ids [B, rows + T], of which the images' rows are but places -> the new tokens [B, n]"""
         embeds = self.llm.get_input_embeddings()(input_ids)
         if pixel_values is not None:
             rows = self.get_image_features(pixel_values).reshape(len(embeds), -1, embeds.shape[-1])

@@ -20,9 +20,9 @@ QUESTION = "question"  # of an image; a model that has no tasks is asked it as a
 
 
 def prompt_of(item: Item, raw: bool = False) -> Item:
-    """{"prompt" or "text": …} or {"messages": [{"role", "content"}, …]}, each with "images": [path, …], "image": path
-    or without, or {"question": …} -> the item that it asks for, of messages a Conversation. `raw`: prompts are taken as
-    they are, so a conversation is an error."""
+    """Reads {"prompt" or "text": …} or {"messages": [{"role", "content"}, …]}, each with "images": [path, …], "image":
+    path or without, or {"question": …} -> the item that it asks for, of messages a Conversation. `raw`: prompts are
+    taken as they are, so a conversation is an error."""
     if item.error or not item.text.strip():
         return item
     try:

@@ -140,7 +140,7 @@ class Stack(nn.Module):
             self.sines = table.to(device, self.embedding.weight.dtype)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] at batch.positions [R] -> hidden [R, hidden_size], final norm applied."""
+        """Maps token_ids [R] at batch.positions [R] -> hidden [R, hidden_size], final norm applied."""
         positions = self.sines if self.config.sinusoidal else self.positions.weight
         x = self.embedding(token_ids, batch, positions[self.config.position_offset :])
         if self.config.embedding_norm:
@@ -181,7 +181,7 @@ class BartDecoder(Stack):
             self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        """Maps hidden [R, hidden_size] -> [R, vocab_size]"""
         return self.head(hidden, batch, self.logits_bias if self.config.logits_bias else None)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:

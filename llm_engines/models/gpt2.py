@@ -166,7 +166,7 @@ class GPT2(nn.Module):
             self.rotary.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden rows to keep [n, hidden_size], final norm applied"""
+        """Maps token_ids [R] -> hidden rows to keep [n, hidden_size], final norm applied"""
         rotates = self.config.rotary is not None
         x = self.embedding(token_ids, batch, None if rotates else self.positions.weight)
         angles = self.rotary(batch.positions) if rotates else None
@@ -174,7 +174,7 @@ class GPT2(nn.Module):
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        """Maps hidden [R, hidden_size] -> [R, vocab_size]"""
         return self.head(hidden, batch)
 
 

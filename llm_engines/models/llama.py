@@ -80,12 +80,12 @@ class Llama(nn.Module):
         self.rotary.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden rows to keep [n, hidden_size], final norm applied"""
+        """Maps token_ids [R] -> hidden rows to keep [n, hidden_size], final norm applied"""
         x, delta = self.blocks(self.embedding(token_ids, batch), batch, self.rotary(batch.positions))
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        """Maps hidden [R, hidden_size] -> [R, vocab_size]"""
         return self.head(hidden, batch)
 
 

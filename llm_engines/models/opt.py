@@ -128,7 +128,7 @@ class OPT(nn.Module):
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden rows to keep [n, embedding_size], final norm applied"""
+        """Maps token_ids [R] -> hidden rows to keep [n, embedding_size], final norm applied"""
         learned = self.positions.weight[POSITION_OFFSET:]
         if self.has_projections:
             x = self.project_in(self.embedding(token_ids, batch), batch) + F.embedding(batch.positions, learned)
@@ -142,7 +142,7 @@ class OPT(nn.Module):
         return self.project_out(x, batch.narrowed) if self.has_projections else x
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, embedding_size] -> [R, vocab_size]"""
+        """Maps hidden [R, embedding_size] -> [R, vocab_size]"""
         return self.head(hidden, batch)
 
 

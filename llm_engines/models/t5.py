@@ -229,7 +229,7 @@ class Stack(nn.Module):
                 module.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        """Maps token_ids [R] -> hidden [R, hidden_size], final norm applied"""
         x, bias = self.embedding(token_ids, batch, dtype=torch.float32), None
         if self.config.learned_positions:
             x = x + self.positions(batch.positions)
@@ -260,7 +260,7 @@ class T5Decoder(Stack):
             self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        """Maps hidden [R, hidden_size] -> [R, vocab_size]"""
         if self.config.scaled_head:
             hidden = hidden * self.config.hidden_size**-0.5
         return self.head(hidden, batch, self.logits_bias if self.config.logits_bias else None)

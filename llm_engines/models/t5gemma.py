@@ -212,7 +212,7 @@ class Stack(nn.Module):
         self.rotary.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        """Maps token_ids [R] -> hidden [R, hidden_size], final norm applied"""
         x = self.embedding(token_ids, batch, dtype=torch.float32)
         x, delta = self.blocks(x, batch, self.rotary(batch.positions))
         return self.final_norm(x, delta)[1]
@@ -237,7 +237,7 @@ class T5GemmaDecoder(Stack):
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        """Maps hidden [R, hidden_size] -> [R, vocab_size]"""
         return AttentionVariant(self.config.logits_softcap).capped(self.head(hidden, batch))
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:

@@ -18,8 +18,8 @@ Box = tuple[slice, slice]  # rows, columns
 
 
 def content_box(page: np.ndarray) -> Box | None:
-    """page [H, W, 3] uint8 -> the box of what is darker than THRESHOLD on the page's own scale of 0 to 255; None for a
-    page of one shade"""
+    """Maps page [H, W, 3] uint8 -> the box of what is darker than THRESHOLD on the page's own scale of 0 to 255; None
+    for a page of one shade"""
     for bounds in (_bounds_by_channels, _bounds_by_luma):
         if box := _box_within(page, bounds(page)):
             return box
@@ -107,7 +107,7 @@ def _limit(low: int, high: int) -> int:
 
 
 def _grey(pixels: np.ndarray) -> Tensor:
-    """[n, length, 3] uint8 -> [n, length] uint8, as torchvision weighs and truncates"""
+    """Maps [n, length, 3] uint8 -> [n, length] uint8, as torchvision weighs and truncates"""
     import torch
 
     red, green, blue = torch.from_numpy(pixels).unbind(-1)

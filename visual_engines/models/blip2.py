@@ -99,7 +99,7 @@ class Attention(nn.Module):
         self.norm = LayerNorm(width, eps=config.norm_eps)
 
     def forward(self, x: Tensor, features: Tensor) -> Tensor:
-        """x [n, Q, C], features [n, T, source] -> [n, Q, C]"""
+        """Maps x [n, Q, C], features [n, T, source] -> [n, Q, C]"""
         q = self._heads(self.q(x))
         k, v = (self._heads(part) for part in self.kv(features).chunk(2, -1))
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
@@ -143,7 +143,7 @@ class Blip2Vision(nn.Module):
         self.projection = Linear(config.width, config.text_width, context=context)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, num_queries, text_width]"""
+        """Maps [n, channels, H, W] -> [n, num_queries, text_width]"""
         image = self.tower(pixel_values)
         x = self.query_norm(self.queries)[1].expand(image.shape[0], -1, -1)
         for layer in self.layers:

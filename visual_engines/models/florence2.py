@@ -36,7 +36,7 @@ class PatchEmbed(nn.Module):
         self.norm = LayerNorm(before if self.norm_first else width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, rows, columns, C] -> the next stage's"""
+        """Maps x [n, rows, columns, C] -> the next stage's"""
         x = self.norm(x)[1] if self.norm_first else x
         x = self.proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return x if self.norm_first else self.norm(x)[1]
@@ -54,7 +54,7 @@ class WindowAttention(nn.Module):
         self.producers = {"proj": Producer("qkv", "v")}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, rows, columns, C] -> the same"""
+        """Maps x [n, rows, columns, C] -> the same"""
         rows, columns, width = x.shape[1:]
         down, right = -rows % self.window, -columns % self.window
         if down or right:
@@ -77,7 +77,7 @@ class ChannelAttention(nn.Module):
         self.proj = Linear(width, width, context=context)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, rows, columns, C] -> the same"""
+        """Maps x [n, rows, columns, C] -> the same"""
         cells = x.flatten(1, 2)
         qkv = self.qkv(cells).view(*cells.shape[:2], 3, self.num_groups, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [n, groups, cells, channels of a group]
@@ -99,7 +99,7 @@ class HalfBlock(nn.Module):
         self.producers = {"attention.qkv": Producer("norm1"), "mlp.fc1": Producer("norm2")}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, rows, columns, C] -> the same"""
+        """Maps x [n, rows, columns, C] -> the same"""
         x, y = self.norm1(x, _convolved(self.conv1, x))
         x = x + self.attention(y)
         x, y = self.norm2(x, _convolved(self.conv2, x))
@@ -145,7 +145,7 @@ class FlorenceVision(nn.Module):
         self.norm = LayerNorm(config.projection_dim)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """pixel_values [n, channels, H, W] -> [n, num_features, projection_dim]"""
+        """Maps pixel_values [n, channels, H, W] -> [n, num_features, projection_dim]"""
         x = self.stages(pixel_values.permute(0, 2, 3, 1))
         rows, columns = x.shape[1:3]
         places = (self.column_positions[None, :columns].expand(rows, -1, -1),

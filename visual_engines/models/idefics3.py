@@ -77,7 +77,7 @@ class Idefics3Vision(nn.Module):
         self.connector = Linear(width, config.text_width, bias=False, context=context)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, side, side] -> [n, tile_rows, text_width]"""
+        """Maps [n, channels, side, side] -> [n, tile_rows, text_width]"""
         return self.connector(shuffled(self.tower(pixel_values), self.config.tower.grid[0], self.config.scale_factor))
 
 

@@ -88,7 +88,7 @@ class LightOnVision(nn.Module):
         self.tower.init_buffers(device)
 
     def forward(self, patches: Tensor, squares: Tensor, batch: ForwardBatch) -> Tensor:
-        """patches [R, channels · side²], squares [S · merge²]: of which each row is made -> [S, text_width]"""
+        """Maps patches [R, channels · side²], squares [S · merge²]: of which each row is made -> [S, text_width]"""
         x = self.norm(*self.tower(patches, batch))[1]
         merged = self.merge(x[squares].view(-1, self.merge.in_features))
         return self.down(F.gelu(self.up(merged)))
@@ -99,7 +99,7 @@ def rules(config: LightOnVisionConfig) -> list[Any]:
     projector = "vision_projection."
 
     def by_patch(x: Tensor) -> Tensor:
-        """[C, C · patches] -> [C, patches · C]"""
+        """Maps [C, C · patches] -> [C, patches · C]"""
         return x.view(len(x), -1, config.merge_size**2).transpose(1, 2).reshape(x.shape)
 
     reason = "a square's patches lie one after the other, not channel by channel"

@@ -75,7 +75,7 @@ class LlavaVision(nn.Module):
         self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, num_features, text_width]"""
+        """Maps [n, channels, H, W] -> [n, num_features, text_width]"""
         features = self.tower(pixel_values)
         features = features if self.config.whole else features[:, 1:]
         return self.down(self.up(features, activation=self.activation))

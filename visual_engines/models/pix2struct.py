@@ -130,7 +130,7 @@ class Pix2StructVision(nn.Module):
         self.norm = _norm(config)
 
     def forward(self, patches: Tensor, squares: Tensor, batch: ForwardBatch) -> Tensor:
-        """patches [R, channels · side²], squares [R], each patch's own number: none are merged -> [R, width]"""
+        """Maps patches [R, channels · side²], squares [R], each patch's own number: none are merged -> [R, width]"""
         rows, columns = batch.positions
         x = self.patch_embed(patches).float() + self.rows(rows) + self.columns(columns)
         delta = None
@@ -143,7 +143,7 @@ def rules(config: Pix2StructVisionConfig) -> list[Any]:
     """Returns weight rules of `Pix2StructVisionModel`."""
 
     def by_channel(x: Tensor) -> Tensor:
-        """[C, side · side · channels] -> [C, channels · side · side]"""
+        """Maps [C, side · side · channels] -> [C, channels · side · side]"""
         side, channels = config.patch_size, config.num_channels
         return x.view(-1, side, side, channels).permute(0, 3, 1, 2).reshape(x.shape)
 

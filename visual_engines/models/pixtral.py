@@ -99,7 +99,7 @@ class Pixtral(nn.Module):
         self.rotary.init_buffers(device)
 
     def forward(self, patches: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """patches [R, channels · side²] -> the residual stream [R, C] and what is still to be added to it"""
+        """Maps patches [R, channels · side²] -> the residual stream [R, C] and what is still to be added to it"""
         (_, x), delta = self.embedding_norm(self.patch_embed(patches)), None
         angles = self.rotary(batch.positions)
         for block in self.blocks:

@@ -168,8 +168,8 @@ class QwenVision(nn.Module):
     def forward(
         self, patches: Tensor, squares: Tensor, batch: ForwardBatch, within: ForwardBatch | None = None
     ) -> Tensor:
-        """patches [R, channels · side²], squares [S · merge²]: of which each row is made -> [S, text_width]. `within`:
-        the batch as windows."""
+        """Maps patches [R, channels · side²], squares [S · merge²]: of which each row is made -> [S, text_width].
+        `within`: the batch as windows."""
         x, delta, whole = self.patch_embed(self._filmed(patches)), None, self.config.whole_layers
         angles = self.rotary(batch.positions)
         for i, block in enumerate(self.blocks):
@@ -178,7 +178,7 @@ class QwenVision(nn.Module):
         return self.down(F.gelu(self.up(merged)))
 
     def _filmed(self, patches: Tensor) -> Tensor:
-        """[R, channels · side²] -> [R, channels · frames · side²]: an image is each of the frames"""
+        """Maps [R, channels · side²] -> [R, channels · frames · side²]: an image is each of the frames"""
         by_channel = patches.view(len(patches), self.config.num_channels, 1, -1)
         return by_channel.expand(-1, -1, self.config.frames, -1).flatten(1)
 

@@ -170,7 +170,7 @@ class WindowAttention(nn.Module):
         return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [images, rows, columns, C] -> the same"""
+        """Maps x [images, rows, columns, C] -> the same"""
         if x.is_cuda:
             from visual_engines.models.swin_kernels import window_attention
 
@@ -192,7 +192,7 @@ class WindowAttention(nn.Module):
         return y[:, :height, :width]
 
     def _attend(self, x: Tensor) -> Tensor:
-        """x [images, windows, area, C] -> the same"""
+        """Maps x [images, windows, area, C] -> the same"""
         images, windows, area, width = x.shape
         qkv = self.qkv(x).view(images, windows, area, 3, self.num_heads, -1).permute(3, 0, 1, 4, 2, 5)
         # the mask differs by window and not by image: windows join the heads, so that it broadcasts over images
@@ -224,7 +224,7 @@ class Block(nn.Module):
         self.producers = {"attention.qkv": Producer("norm1"), "mlp.fc1": Producer("norm2")}
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [images, rows, columns, C] and what is still to be added to it -> the same"""
+        """Maps x [images, rows, columns, C] and what is still to be added to it -> the same"""
         x, y = self.norm1.of_sum(x, delta)
         x, y = self.norm2.of_sum(x, self.attention(y))
         return x, self.mlp(y)
@@ -241,7 +241,8 @@ class PatchMerging(nn.Module):
         self.producers = {"reduction": Producer("norm")}
 
     def forward(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        """x [images, rows, columns, C] and what is to be added -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""
+        """Maps x [images, rows, columns, C] and what is to be added
+        -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""
         if x.is_cuda:
             from visual_engines.models.swin_kernels import merge_norm
 
@@ -292,7 +293,7 @@ class SwinEncoder(nn.Module):
                 module.init_buffers(device)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """pixel_values [n, C, H, W] -> [n, num_features, hidden_size]"""
+        """Maps pixel_values [n, C, H, W] -> [n, num_features, hidden_size]"""
         return self.stages(self.patch_embed(pixel_values)).flatten(1, 2)
 
 

@@ -87,7 +87,7 @@ def padded_area(window: int) -> int:
 
 
 def window_attention(qkv: Tensor, fill: Tensor | None, bias: Tensor, window: int, shift: int) -> Tensor:
-    """qkv [images, H, W, 3 C], of padding `fill` [3 C], bias [heads, window², padded_area] -> [images, H, W, C]"""
+    """Maps qkv [images, H, W, 3 C], of padding `fill` [3 C], bias [heads, window², padded_area] -> [images, H, W, C]"""
     images, height, width, channels = qkv.shape
     heads, channels = len(bias), channels // 3
     rows, columns = -(-height // window), -(-width // window)

@@ -77,7 +77,7 @@ class T5Gemma2Vision(nn.Module):
         self.producers = {"projection": Producer("norm")}
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, num_features, text_width]"""
+        """Maps [n, channels, H, W] -> [n, num_features, text_width]"""
         rows = self.tower(pixel_values).mT.unflatten(2, self.config.tower.grid)
         pooled = F.avg_pool2d(rows, self.config.tower.grid[0] // self.config.side).flatten(2).mT
         return self.projection(self.norm(pooled.contiguous())[1])

@@ -101,7 +101,7 @@ class VilaVision(nn.Module):
         self.linears = nn.ModuleList(Linear(a, b, context=context) for a, b in itertools.pairwise(sizes))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, num_features, text_width]"""
+        """Maps [n, channels, H, W] -> [n, num_features, text_width]"""
         x = self.tower(pixel_values)
         if not self.config.whole:
             x = x[:, 1:]

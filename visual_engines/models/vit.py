@@ -148,7 +148,7 @@ class Attention(nn.Module):
         self.producers = {"proj": Producer("qkv", "v")}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, T, C] -> the same"""
+        """Maps x [n, T, C] -> the same"""
         n, rows, _ = x.shape
         q, k, v = self.qkv(x).view(n, rows, 3, -1, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -187,7 +187,7 @@ class ViT(nn.Module):
             self.final_norm = LayerNorm(config.width, eps=config.norm_eps)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, num_features, hidden_size]"""
+        """Maps [n, channels, H, W] -> [n, num_features, hidden_size]"""
         x, delta = self._embedded(pixel_values), None
         states = {0: x}
         for i, block in enumerate(self.blocks, 1):

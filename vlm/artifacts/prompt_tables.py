@@ -46,7 +46,7 @@ class PromptTables:
 
     @classmethod
     def open(cls, path: str | Path, label: str | None = None) -> PromptTables:
-        """`label`: what errors begin with. Raises InputError for what holds no tuned prompts."""
+        """Reads tuned prompts; InputError for what holds none. `label`: what errors begin with."""
         path = Path(path)
         label = label or str(path)
         if is_tables(path):

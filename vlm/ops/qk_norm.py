@@ -8,7 +8,7 @@ from vlm.ops.add_rms_norm import add_rms_norm
 
 
 def qk_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """q [R, H, D], k [R, H_kv, D] (may be strided views), weights [D] -> both normed, head by head"""
+    """Maps q [R, H, D], k [R, H_kv, D] (may be strided views), weights [D] -> both normed, head by head"""
     if q.is_cuda:
         from vlm.ops.kernels.qk_norm import qk_norm as kernel
 

@@ -73,8 +73,8 @@ class Processor:
         prompt_tables: PromptTables | None = None,
         files: ProcessorFiles | None = None,
     ) -> Processor:
-        """`adapters`: the numbers of those that requests may name; `prompt_tables`: of tasks that they may name;
-        `files`: what has been read already. Raises EngineError for a damaged processor."""
+        """Returns the processor of an engine; EngineError for a damaged one. `adapters`: the numbers of those that
+        requests may name; `prompt_tables`: of tasks that they may name; `files`: what has been read already."""
         configs, files = catalogs.configs_of(engine), files or ProcessorFiles.read(engine)
         _check_image_size(engine, files.image_processor)
         context = _input_context(engine, configs, files, prompt_tables=prompt_tables)

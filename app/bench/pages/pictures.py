@@ -48,7 +48,7 @@ class Pictures:
         return draw_page(text_page(Prose(f"{self._seed}/{variant}")), SCAN_DPI)
 
     def _scan(self, variant: int) -> Image.Image:
-        """Paper is not white to a scanner, and no two pixels of it are the same."""
+        """Returns a page as scanned: paper is not white there, and no two pixels of it are the same."""
         page = np.asarray(self._drawn(variant), np.float32) * 0.9 + 16
         return _grainy(page, SCAN_NOISE, self._generator(variant))
 
@@ -86,7 +86,7 @@ def size_at(dpi: int) -> tuple[int, int]:
 
 
 def _grainy(picture: np.ndarray, deviation: float, generator: np.random.Generator) -> Image.Image:
-    """picture [H, W, 3] float32, 0 to 255 -> the same with noise, the same of all colours"""
+    """Maps picture [H, W, 3] float32, 0 to 255 -> the same with noise, the same of all colours"""
     grain = generator.standard_normal(picture.shape[:2], np.float32)[..., None]
     return Image.fromarray((picture + deviation * grain).clip(0, 255).astype(np.uint8))
 

@@ -37,7 +37,7 @@ class Baseline:
 
     @torch.inference_mode()
     def generate(self, pixel_values: Tensor, new_tokens: int) -> Tensor:
-        """[B, C, H, W] -> [B, 1 + new_tokens]"""
+        """Maps [B, C, H, W] -> [B, 1 + new_tokens]"""
         tokens = self.model.generate(
             **self._inputs(pixel_values),
             max_new_tokens=new_tokens,
@@ -51,7 +51,7 @@ class Baseline:
 
     @torch.inference_mode()
     def encode(self, pixel_values: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, rows, hidden]"""
+        """Maps [B, C, H, W] -> [B, rows, hidden]"""
         return self.model.encoder(**self._inputs(pixel_values)).last_hidden_state
 
     def measure(self, pixel_values: Tensor, new_tokens: int, repeats: int) -> Turns[dict[str, Any]]:
@@ -96,7 +96,7 @@ class TextBaseline:
     def generate(
         self, texts: list[list[int]], new_tokens: int, num_beams: int, settings: dict[str, Any] | None = None
     ) -> Tensor:
-        """[B][T] -> [B, 1 + new_tokens]; shorter texts are padded, as its documentation has it"""
+        """Maps [B][T] -> [B, 1 + new_tokens]; shorter texts are padded, as its documentation has it"""
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(self.device)
         mask = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
@@ -134,7 +134,7 @@ class PromptBaseline:
 
     @torch.inference_mode()
     def generate(self, prompts: Prompts, new_tokens: int, settings: dict[str, Any] | None = None) -> Tensor:
-        """-> [B, new_tokens]"""
+        """Returns the new tokens [B, new_tokens]."""
         prompts = self.processed(prompts)
         model, inputs = self.model, {"input_ids": self._ids(prompts)}
         if prompts.pixel_values is not None:
@@ -164,13 +164,13 @@ class PromptBaseline:
         return self.model.get_image_features(**image_inputs(self.model, self._pixels(prompts)))
 
     def _ids(self, prompts: Prompts) -> Tensor:
-        """[B, images' rows + tokens in]"""
+        """Returns the prompts with places for images' rows: [B, rows + tokens in]."""
         config, texts = self.model.config, prompts.texts.to(self.device)
         placeholder = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", 0)
         return torch.cat((texts.new_full((len(texts), self.image_rows), placeholder), texts), dim=1)
 
     def _pixels(self, prompts: Prompts) -> Tensor:
-        """[B * images, C, H, W]"""
+        """Returns the pixels of all images: [B * images, C, H, W]."""
         assert prompts.pixel_values is not None
         return prompts.pixel_values.flatten(0, 1).to(self.device, self.model.dtype)
 

@@ -31,7 +31,7 @@ class CTranslate2:
         self.description: dict[str, Any] = {"ctranslate2": module.__version__, "compute_type": compute_type}
 
     def generate(self, texts: list[list[int]], new_tokens: int, num_beams: int) -> list[list[int]]:
-        """[B][T] -> [B][new_tokens]"""
+        """Maps [B][T] -> [B][new_tokens]"""
         results = self.translator.translate_batch(
             [[_token(each) for each in text] for text in texts],
             beam_size=num_beams,

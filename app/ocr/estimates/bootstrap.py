@@ -23,7 +23,7 @@ class Value:
 
     @classmethod
     def from_draws(cls, draws: Array) -> Value:
-        """The first is the estimate, the others are what other samples might have told."""
+        """Returns the first as the estimate, between what other samples, the others, might have told."""
         tail = (1 - LEVEL) / 2
         low, high = np.quantile(draws, (tail, 1 - tail))
         return cls(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])))

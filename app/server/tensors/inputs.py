@@ -103,7 +103,8 @@ def _float32(array: np.ndarray) -> np.ndarray:
 
 
 def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:
-    """images [n, C, H, W], sizes [n or more, (height, width)]; None: all are as large -> of each [C, height, width]"""
+    """Maps images [n, C, H, W], sizes [n or more, (height, width)], None where all are alike -> of
+    each [C, height, width]"""
     if sizes is None:
         return list(images)
     most = images.shape[2:]

@@ -56,7 +56,8 @@ def _scratch(out: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def _unpack(archive: Path, folder: Path, alone: str | None) -> None:
-    """Members that are no plain files and folders below `folder` are refused; nothing is executed."""
+    """Unpacks an archive, or of it the file `alone`. Members that are no plain files and folders below `folder` are
+    refused; nothing is executed."""
     try:
         with open_archive(archive) as tar:
             for member in _members(tar, archive):

@@ -31,8 +31,8 @@ def _weight_only(editor: GraphEditor, x: Any, weight: KeptWeight) -> Any:
 
 
 def _int4(editor: GraphEditor, x: Any, weight: KeptWeight) -> Any:
-    """TensorRT takes no zero points: levels are signed, and what their middle is off is added, a number a group for the
-    sum of its inputs."""
+    """Adds the product with a weight of 4 bits. TensorRT takes no zero points: levels are signed, and what their middle
+    is off is added, a number a group for the sum of its inputs."""
     import onnx_ir as ir
 
     levels = editor.constant(f"{weight.name}.levels", weight.values.T.astype(np.int8) - MIDDLE, ir.DataType.INT4)

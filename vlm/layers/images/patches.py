@@ -115,7 +115,7 @@ def _uploaded(numbers: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _patches(pixels: Tensor, side: int) -> Tensor:
-    """[C, rows · side, columns · side] -> [rows · columns, C · side²], the values of a patch as a convolution's"""
+    """Maps [C, rows · side, columns · side] -> [rows · columns, C · side²], the values of a patch as a convolution's"""
     channels, height, width = pixels.shape
     x = pixels.view(channels, height // side, side, width // side, side)
     return x.permute(1, 3, 0, 2, 4).reshape(-1, channels * side * side)

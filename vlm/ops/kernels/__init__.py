@@ -1,1 +1,1 @@
-"""Triton kernels, and one of CUDA C++; imported only where tensors are on CUDA."""
+"""Kernels of Triton and of CUDA C++; imported only where tensors are on CUDA."""

@@ -52,7 +52,7 @@ class DeepSeekVision(nn.Module):
         self.down = Linear(width, width, axis="row", context=context)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[n, channels, H, W] -> [n, num_features, text_width]"""
+        """Maps [n, channels, H, W] -> [n, num_features, text_width]"""
         return self.down(F.gelu(self.up(self.tower(pixel_values))))
 
 

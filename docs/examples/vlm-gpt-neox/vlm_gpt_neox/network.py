@@ -120,12 +120,12 @@ class GPTNeoX(nn.Module):
         self.rotary.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        """Maps token_ids [R] -> hidden [R, hidden_size], final norm applied"""
         x, delta = self.blocks(self.embedding(token_ids, batch), batch, self.rotary(batch.positions))
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        """Maps hidden [R, hidden_size] -> [R, vocab_size]"""
         return self.head(hidden, batch)
 
 
@@ -157,7 +157,7 @@ def rules(config: GPTNeoXConfig) -> list[Any]:
 
 def _sorted(source: str, target: str, config: GPTNeoXConfig) -> Apply:
     def sort(x: Tensor) -> Tensor:
-        """[H · 3 · D, ...] -> [3 · H · D, ...]"""
+        """Maps [H · 3 · D, ...] -> [3 · H · D, ...]"""
         return x.view(config.num_heads, 3, config.head_dim, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
     return Apply(source, target, sort, "queries, keys and values lie together a head; here all queries come first")
