@@ -63,23 +63,16 @@ def convert_model(
     if adapter is not None:
         read_settings(adapter)  # a mistyped name
     with scratch_beside(out) as scratch:
-        checkpoint_of_model = partial(
-            _checkpoint_of_model,
-            scratch=scratch,
-            changes=_changes(build, merge_lora),
-            progress=progress,
-            tokenizer=tokenizer,
+        changes = _changes(build, merge_lora)
+        convert = partial(
+            _checkpoint_of_model, scratch=scratch, changes=changes, progress=progress, tokenizer=tokenizer,
             check=build_check(build),
-        )
-        if adapter is None:
-            whole = checkpoint_of_model(source)
-        else:
+        )  # fmt: skip
+        whole = convert(source) if adapter is None else _base_of(adapter, source, scratch, convert)
+        if adapter is not None:
             merged = out if build.num_ranks == 1 else scratch / "merged"
-            whole = _base_of(adapter, source, scratch, checkpoint_of_model)
             whole = merge_adapter(whole, adapter, merged, progress=progress)
-        if build.num_ranks == 1:
-            return whole.path
-        return split_checkpoint(whole, out, build, progress=progress).path
+        return whole.path if build.num_ranks == 1 else split_checkpoint(whole, out, build, progress=progress).path
 
 
 def _changes(build: BuildConfig, merge_lora: str | Path | None) -> list[str]:
@@ -102,6 +95,7 @@ def _check_output(source: Source, out: Path) -> None:
 
 def _checkpoint_of_model(
     source: Source,
+    *,
     scratch: Path,
     changes: list[str],
     progress: Progress | None,

@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -60,11 +61,9 @@ def _unpack(archive: Path, folder: Path, alone: str | None) -> None:
     refused; nothing is executed."""
     try:
         with open_archive(archive) as tar:
-            for member in _members(tar, archive):
-                if alone is None or PurePosixPath(member.name) == PurePosixPath(alone):
-                    extract(tar, member, archive, folder)
-                    if alone is not None:
-                        return
+            members = _members(tar, archive)
+            for member in members if alone is None else _named(alone, members):
+                extract(tar, member, archive, folder)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise CheckpointError(
@@ -72,6 +71,11 @@ def _unpack(archive: Path, folder: Path, alone: str | None) -> None:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{archive} cannot be unpacked: {error.strerror or error}.") from None
+
+
+def _named(name: str, members: Iterator[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
+    """Yields the first member of a name; none behind it is read."""
+    return islice((member for member in members if PurePosixPath(member.name) == PurePosixPath(name)), 1)
 
 
 def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
