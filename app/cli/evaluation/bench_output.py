@@ -22,21 +22,25 @@ def print_table(result: dict[str, Any]) -> None:
 
 def _print_kernels(result: dict[str, Any]) -> None:
     """Prints what the first token and the steps of each row consist of, where that was recorded."""
-    from vlm_app.bench.figures import number
     from vlm_app.bench.table import by_backend
 
     for row in result.get("rows", [result]):
         for part in by_backend(result, row):
+            where = f"{part['backend']}, batch {part['vlm']['batch_size']}"
             for field, what in (("first_token_kernels", "the first token"), ("kernels", "a step")):
-                if (kernels := part["vlm"].get(field)) is None:
-                    continue
-                count, *times = (number(kernels[each]) for each in ("count", "microseconds", "busy_microseconds"))
-                # wider than its table, which would wrap it
-                where = f"{part['backend']}, batch {part['vlm']['batch_size']}"
-                print(f"{where}: {what} is {count} kernels of {times[0]} µs, in {times[1]} µs")
-                columns = ("count", "microseconds", "busy_microseconds")
-                lines = [(k["name"], *(number(k[each]) for each in columns)) for k in kernels["longest"]]
-                _print(None, ("kernel", "times", "µs", "of them, after those before"), lines)
+                if (kernels := part["vlm"].get(field)) is not None:
+                    _print_longest(f"{where}: {what}", kernels)
+
+
+def _print_longest(title: str, kernels: dict[str, Any]) -> None:
+    """Prints how many kernels there are, how long they take, and those that take longest."""
+    from vlm_app.bench.figures import number
+
+    columns = ("count", "microseconds", "busy_microseconds")
+    count, *times = (number(kernels[each]) for each in columns)
+    print(f"{title} is {count} kernels of {times[0]} µs, in {times[1]} µs")  # as a table's title it would be wrapped
+    lines = [(k["name"], *(number(k[each]) for each in columns)) for k in kernels["longest"]]
+    _print(None, ("kernel", "times", "µs", "of them, after those before"), lines)
 
 
 def _print_served(result: dict[str, Any]) -> None:

@@ -83,10 +83,7 @@ def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) ->
             for rank in range(1, size):
                 processes.append(_start((engine, devices[rank], rank, size), folder))
             _take_device(devices[0])  # while the others take theirs
-            for rank, process in enumerate(processes, 1):
-                assert process.stdout is not None
-                if process.stdout.read(1) != READY:
-                    raise EngineError(f"rank {rank} of {size} ended while it was started; what it said stands above.")
+            _wait_until_ready(processes)
             ranks = _connected(_store(folder, size), engine, 0, devices[0], local=True)
         except BaseException:
             _end(processes)
@@ -94,6 +91,15 @@ def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) ->
     for process in processes:
         threading.Thread(target=_abort_after, args=(process, ranks), daemon=True).start()
     return RankProcesses(ranks, devices[0], processes)
+
+
+def _wait_until_ready(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Waits for ranks 1 and up to have taken their devices. Raises EngineError for one that has ended."""
+    for rank, process in enumerate(processes, 1):
+        assert process.stdout is not None
+        if process.stdout.read(1) != READY:
+            size = len(processes) + 1
+            raise EngineError(f"rank {rank} of {size} ended while it was started; what it said stands above.")
 
 
 def _abort_after(process: subprocess.Popen[bytes], ranks: Ranks) -> None:
