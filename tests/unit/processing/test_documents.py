@@ -123,7 +123,7 @@ def test_a_document_without_pages(tmp_path):
 def test_a_document_that_is_open_when_the_process_ends_is_closed_without_a_word(pdf):
     script = (  # the folder's finalizer comes first, and with it those of all that is opened later come last
         "import sys, tempfile; folder = tempfile.TemporaryDirectory()\n"
-        "from vlm.processing.media.documents import open_document; document = open_document(sys.argv[1])"
+        "from vlm.processing.media.documents.document import open_document; document = open_document(sys.argv[1])"
     )
     done = subprocess.run([sys.executable, "-c", script, pdf], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
