@@ -13,7 +13,7 @@ from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sampling_values import draw_seed
-from vlm.requests.token_update import Completion, Hypothesis
+from vlm.requests.token_update import Completion, Hypothesis, PromptLogprobs
 from vlm.stage_clock import StageClock
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Output:
     logprobs: list[float]  # of each generated token, under the model at temperature 1
     seed: int  # gives the same tokens again
     top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
+    prompt_logprobs: PromptLogprobs | None = None  # of each token of the decoder's prompt, as it says
     score: float | None = None  # of a beam search: what its outcomes are ranked by
     # not compared: tensors say of each value whether it is equal
     context_logits: torch.Tensor | None = field(default=None, compare=False)  # [prompt, vocab] float32: its prompt's
@@ -108,6 +109,7 @@ class OutputReader:
             outcome.logprobs,
             completion.seed,
             top_logprobs=completion.top_logprobs if params.top_logprobs else None,
+            prompt_logprobs=completion.prompt.logprobs if completion.prompt else None,
             score=score,
             context_logits=completion.context_logits,
             generation_logits=completion.generation_logits,

@@ -96,6 +96,12 @@ class Admission:
             raise InputError(
                 "a compiled engine gives generation logits alone; build it with backend torch.", settings=("backend",)
             )
+        if params.prompt_logprobs is not None and not self.gives_context_logits:
+            raise InputError(
+                "a compiled engine has no log-probabilities of prompts; leave prompt_logprobs out, or build it with"
+                " backend torch.",
+                settings=("prompt_logprobs", "backend"),
+            )
         length = self._length(request, virtual)
         if params.num_beams > most:
             raise LimitError(

@@ -67,6 +67,8 @@ class LiveSequences:
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
             self._executor.logits.keep(sequence.id, row.logits[:new])
+        if not known - sequence.prompt_length:
+            self._take_prompt(sequence)
         if sequence.stops and (end := end_of_text(sequence, known)) is not None:
             new, code = end - known, STOP
             kept = end - sequence.prompt_length
@@ -75,6 +77,11 @@ class LiveSequences:
             return sequence.update(new)
         sequence.finish(self._endings.reason(sequence, code))
         return self._last_update(sequence, new)
+
+    def _take_prompt(self, sequence: Sequence) -> None:
+        """Takes over what was kept of a prompt, once the first token has come of it."""
+        if sequence.request.params.prompt_logprobs is not None:
+            sequence.prompt = self._executor.prompt_logprobs.take(sequence)
 
     def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
         """Ends beam searches: they bring their tokens then, the best hypothesis' as the sequence's own."""

@@ -99,8 +99,7 @@ class SequenceBlocks:
 
     def _known(self, sequence: Sequence, prompt: int) -> list[int]:
         """Returns the blocks that hold the beginning of a sequence's prompt already."""
-        # what is known has no logits
-        if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
+        if not self.config.prefix_sharing or sequence.request.params.scores_prompt:
             return []
         self._make_keys(sequence, len(sequence.tokens))
         return self.blocks.lookup(sequence.keys[: prompt // self.config.block_size])

@@ -48,6 +48,7 @@ class Executor:
         self.config, self.runner, self.encoders, self.sampler = config, runner, encoders, sampler
         self.batch_invariant = batch_invariant
         self.state, self.logits, self.adapters = sampler.state, sampler.logits, encoders.networks.adapters
+        self.prompt_logprobs = sampler.prompt_logprobs
         self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
         self.waiting_images = WaitingImages.of(encoders, config)
         padding_slot = self.state.padding_slot
@@ -136,6 +137,7 @@ class Executor:
         """Drops what is held for sequences, whose slots, if they have any, are others' from now on."""
         self.waiting_images.drop(sequences)
         self._drop_embeds(sequences)
+        self.prompt_logprobs.drop(sequences)
         if self._placed:
             for sequence in sequences:
                 self._placed.pop(sequence, None)

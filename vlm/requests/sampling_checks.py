@@ -53,6 +53,10 @@ def _check_single(params: SamplingOptions) -> None:
         raise InputError(
             "top_logprobs are for single sequences: set num_beams to 1.", settings=("top_logprobs", "num_beams")
         )
+    if params.prompt_logprobs is not None:
+        raise InputError(
+            "prompt_logprobs are for single sequences: set num_beams to 1.", settings=("prompt_logprobs", "num_beams")
+        )
     if params.return_context_logits or params.return_generation_logits:
         raise InputError(
             "context and generation logits are those of single sequences: set num_beams to 1.", settings=("num_beams",)

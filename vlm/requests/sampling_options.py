@@ -179,6 +179,10 @@ class SamplingOptions:
         0, "Log-probabilities of so many likeliest tokens at each place, in JSON.",
         allowed=between(0, MAX_TOP_LOGPROBS), openai=Offer(completions="logprobs"),
     )  # fmt: skip
+    prompt_logprobs: int | None = output(
+        None, "Log-probabilities of each token of a decoder's prompt, and of so many likeliest ones, in JSON.",
+        default="none", allowed=between(0, MAX_TOP_LOGPROBS), openai=Offer(),
+    )  # fmt: skip
     return_context_logits: bool = output(False, "The logits of every token of a decoder's prompt.", cli=False)
     return_generation_logits: bool = output(
         False, "The logits that each token was chosen from, before penalties and prohibitions.", cli=False

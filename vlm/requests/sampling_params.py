@@ -60,6 +60,11 @@ class SamplingParams(SamplingOptions):
         return self.return_generation_logits or self.return_context_logits
 
     @cached_property
+    def scores_prompt(self) -> bool:
+        """Says whether every token of the prompt is computed: what is known of it has no logits."""
+        return self.return_context_logits or self.prompt_logprobs is not None
+
+    @cached_property
     def names_tokens(self) -> bool:
         """Says whether there are rules about certain tokens or sequences of them."""
         several_ends = isinstance(self.forced_eos_token_id, tuple)

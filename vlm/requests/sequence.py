@@ -16,7 +16,7 @@ from vlm.requests.positions import Positions
 from vlm.requests.prompt_table import NO_CONTENTS, Contents
 from vlm.requests.request import Request
 from vlm.requests.sampling_values import draw_seed
-from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
+from vlm.requests.token_update import Completion, Hypothesis, ScoredPrompt, TokenUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +78,7 @@ class Sequence:
     # what has come of it: the engine's
     logprobs: list[float] = field(default_factory=list)  # of each generated token
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # likewise, where they were asked for
+    prompt: ScoredPrompt | None = None  # where its log-probabilities were asked for, once there is a token
     hypotheses: tuple[Hypothesis, ...] = ()  # of a beam search, once it has ended
     num_drafted: int = 0  # tokens that were proposed,
     num_accepted: int = 0  # … and those of them that were chosen
@@ -159,6 +160,7 @@ class Sequence:
             tuple(self.top_logprobs[begin:]),
             time.perf_counter(),
             completion,
+            None if begin else self.prompt,
         )
 
     def completion(self, context_logits: Tensor | None = None, generation_logits: Tensor | None = None) -> Completion:
@@ -178,6 +180,7 @@ class Sequence:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             first_scheduled_time=self.first_scheduled_time,
+            prompt=self.prompt,
         )
 
 

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from vlm.requests.request import Request
 
 
+# of each token of a decoder's prompt, its own first, then those of the likeliest ones; None: the first one's, and those
+# of rows that are no tokens
+PromptLogprobs = list[dict[int, float] | None]
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One outcome of a beam search."""
@@ -19,6 +24,18 @@ class Hypothesis:
     logprobs: list[float]
     score: float  # sum of the log-probabilities over length ** length_penalty
     finish_reason: str = ""  # the engine knows it
+
+
+class ScoredPrompt(NamedTuple):
+    """A decoder's prompt, and what the model says about it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: PromptLogprobs
+
+    def within(self, vocab_size: int) -> ScoredPrompt:
+        """Returns it without rows that are no tokens: ids beyond the vocabulary."""
+        places = [(i, own) for i, own in zip(*self, strict=True) if i < vocab_size]
+        return ScoredPrompt(tuple(i for i, _ in places), [own for _, own in places])
 
 
 class Completion(NamedTuple):
@@ -38,6 +55,7 @@ class Completion(NamedTuple):
     num_drafted: int  # tokens that prompt lookup proposed,
     num_accepted: int  # … and those of them that are in the output
     first_scheduled_time: float  # time.perf_counter() when it first left the queue; 0: it never did
+    prompt: ScoredPrompt | None = None  # where its log-probabilities were asked for and it was computed
 
     @property
     def out_of_memory(self) -> bool:
@@ -54,6 +72,7 @@ class TokenUpdate(NamedTuple):
     top_logprobs: tuple[dict[int, float], ...]  # of each of them, where they were asked for
     time: float  # time.perf_counter() when the host had read them
     completion: Completion | None  # once the request has finished
+    prompt: ScoredPrompt | None = None  # with the first of the tokens, where its log-probabilities were asked for
 
     @property
     def finished(self) -> bool:
@@ -64,7 +83,12 @@ class TokenUpdate(NamedTuple):
         """Returns a request's last update as if it had brought all of its tokens."""
         assert self.completion is not None
         tokens, logprobs, top = self.completion.token_ids, self.completion.logprobs, self.completion.top_logprobs
-        return self._replace(token_ids=tuple(tokens), logprobs=tuple(logprobs), top_logprobs=tuple(top))
+        return self._replace(
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            top_logprobs=tuple(top),
+            prompt=self.completion.prompt,
+        )
 
     def followed_by(self, later: TokenUpdate) -> TokenUpdate:
         """Returns both as one update of the request."""
@@ -72,4 +96,5 @@ class TokenUpdate(NamedTuple):
             token_ids=self.token_ids + later.token_ids,
             logprobs=self.logprobs + later.logprobs,
             top_logprobs=self.top_logprobs + later.top_logprobs,
+            prompt=self.prompt or later.prompt,
         )

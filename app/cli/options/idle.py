@@ -25,8 +25,9 @@ def warn_of_idle(pipeline: Pipeline, sampling: dict[str, Any], options: LoadOpti
         for needed, names in without_effect(own, pipeline.engine.generation).items():
             least = f"{getattr(SamplingParams, needed):g}"
             _warn([flag_of(SamplingParams, name) for name in names], f"{flag_of(SamplingParams, needed)} above {least}")
-    if own.get("top_logprobs") and not as_json:
-        _warn(["--top-logprobs"], "--json")
+    asked = {"--top-logprobs": own.get("top_logprobs"), "--prompt-logprobs": own.get("prompt_logprobs") is not None}
+    if (idle := [flag for flag, given in asked.items() if given]) and not as_json:
+        _warn(idle, "--json")
     loading = {name: own.only_with for name, own in options_of(RuntimeConfig).items() if name in options.runtime}
     config = options.runtime_config()
     if idle := [name for name, needed in loading.items() if needed and not getattr(config, needed)]:

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,12 +16,13 @@ from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
+from vlm.requests.token_update import ScoredPrompt
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import read_chat, verbatim
 from vlm_app.server.http.event_stream import event_stream
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
-from vlm_app.server.openai.answers import Answer, LogProbs
+from vlm_app.server.openai.answers import Answer, LogProbs, Scores, joined, named_scores
 from vlm_app.server.openai.schema import ChatBody, CompletionBody, Sampling, StreamOptions
 from vlm_app.server.repository.service import Service, services_of
 
@@ -52,9 +54,10 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     ]
     texts = Texts(service, items, _answer(body, "text_completion"))
     texts.wants_logprobs = body.logprobs is not None
+    texts.prompt_sizes = [*map(len, body.prompts)]
     if body.echo:
-        _check_echo(service, body.prompts)
-        texts.echoed = body.prompts
+        _check_echo(service, body)
+        texts.echoed, texts.scores_prompt, texts.echoes_alone = body.prompts, body.scores_prompt, body.echoes_alone
     return await _answered(http, body, texts)
 
 
@@ -76,58 +79,71 @@ class Texts:
     def __init__(self, service: Service, items: list[GenerationInput], answer: Answer):
         self._service, self._items, self.answer = service, items, answer
         self._logprobs: dict[int, LogProbs] = {}
-        self.wants_logprobs = self.names_ids = False
+        self.wants_logprobs = self.names_ids = self.names_prompt = False
+        self.scores_prompt = False  # have tokens that are echoed log-probabilities, too?
+        self.echoes_alone = False  # is what follows the prompt left out?
+        self.prompt_sizes: list[int] | None = None  # of each input no fewer than its tokens; None: not known yet
         self.echoed: list[str | list[int]] | None = None  # of each input what stands before its outputs
         self.num_best: int | None = None  # of each input so many of its outputs, the likeliest; None: all
 
     def check_logprobs(self) -> None:
         """Raises LimitError for more log-probabilities than are held for one answer."""
-        longest = self._service.pipeline.capabilities.max_input_len
-        settings = [each.sampling for each in self._items]
-        tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
-        alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
-        if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
+        longest, count = self._service.pipeline.capabilities.max_input_len, 0
+        for each, size in zip(self._items, self.prompt_sizes or [longest] * len(self._items), strict=True):
+            settings = each.sampling
+            new = min(settings.get("max_new_tokens") or longest, longest) if self.wants_logprobs else 0
+            of_prompt = settings.get("prompt_logprobs")
+            scored = 0 if of_prompt is None else min(size, longest) * (1 + of_prompt)
+            count += self._count * (scored + new * (1 + settings.get("top_logprobs", 0)))
+        if count > MAX_LOGPROBS:
             raise LimitError(
                 f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower"
                 " max_tokens, n or top_logprobs.",
                 settings=("max_new_tokens",),
             )
 
-    async def deltas(
-        self, *, final_only: bool = False
-    ) -> AsyncGenerator[tuple[int, TextDelta, dict[str, Any] | None], None]:
+    async def deltas(self, *, final_only: bool = False) -> AsyncGenerator[tuple[int, TextDelta, Scores], None]:
         """Yields (choice, delta, its log-probabilities), of all inputs as they come; `final_only`: once they have
         ended."""
         async with aclosing(self._service.stream_all(self._items, final_only=final_only)) as deltas:
             async for number, delta in deltas:
                 index = number * self._count + delta.index
                 self.answer.usage.add(delta)
+                if self.echoes_alone:
+                    self.answer.usage.completion = 0
                 # each is decoded, which takes long for many
                 logprobs = (
-                    await asyncio.to_thread(self._log_probabilities, index, delta) if self.wants_logprobs else None
+                    await asyncio.to_thread(self._log_probabilities, index, delta) if self.wants_logprobs else Scores()
                 )
                 yield index, delta, logprobs
 
     async def whole(self) -> dict[str, Any]:
-        outputs, logprobs = {}, {}
+        outputs, logprobs, prompts = {}, {}, {}
         async with aclosing(self.deltas(final_only=True)) as deltas:
             async for index, delta, of_tokens in deltas:
                 assert delta.output is not None  # it has ended
-                outputs[index], logprobs[index] = delta.output, of_tokens
+                outputs[index], logprobs[index] = self._shown(delta.output), joined(*of_tokens)
+                prompts[index] = delta.update.prompt if delta.update else None
         places = enumerate(self._best(outputs))
-        return self.answer.whole([
-            self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
-        ])  # fmt: skip
+        choices = [
+            self.answer.choice(place, outputs[index], logprobs[index], self._echo(index))
+            | self._of_prompt(prompts[index])
+            for place, index in places
+        ]
+        return self.answer.whole(choices)
 
     async def chunks(self, options: StreamOptions) -> AsyncGenerator[dict[str, Any], None]:
         begun, usage = set(), self.answer.usage
         more = {"usage": None} if options.include_usage else {}
         async with aclosing(self.deltas()) as deltas:
             async for index, delta, logprobs in deltas:
-                opening = [] if index in begun else self.answer.opening(index, self._echo(index))
+                opening = [] if index in begun else self.answer.opening(index, self._echo(index), logprobs.prompt)
                 begun.add(index)
                 more = {"usage": usage.as_json()} if options.include_usage and options.continuous_usage_stats else more
-                for choice in (*opening, self.answer.part(index, delta.text, logprobs, delta.output)):
+                text, output = delta.text, delta.output
+                if self.echoes_alone:
+                    text, output = "", output and self._shown(output)
+                for choice in (*opening, self.answer.part(index, text, logprobs.output, output)):
                     yield self.answer.chunk([choice]) | more
         if options.include_usage:
             yield self.answer.chunk([]) | {"usage": usage.as_json()}
@@ -153,13 +169,30 @@ class Texts:
         assert self._service.pipeline.tokenizer is not None  # else it had been refused
         return self._service.pipeline.tokenizer.decode(prompt)
 
-    def _log_probabilities(self, index: int, delta: TextDelta) -> dict[str, Any]:
-        fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
-        return self._logprobs.setdefault(index, fresh).added_by(delta)
+    def _shown(self, output: Output) -> Output:
+        return replace(output, text="", finish_reason="length") if self.echoes_alone else output
+
+    def _of_prompt(self, prompt: ScoredPrompt | None) -> dict[str, Any]:
+        """Returns the field of vLLM's that a choice has where its prompt's log-probabilities were asked for."""
+        if not self.names_prompt:
+            return {}
+        pipeline = self._service.pipeline
+        named = prompt and named_scores(pipeline.tokenizer, prompt.within(pipeline.capabilities.vocab_size))
+        return {"prompt_logprobs": named}
+
+    def _log_probabilities(self, index: int, delta: TextDelta) -> Scores:
+        pipeline, prompt = self._service.pipeline, None
+        fresh = LogProbs(pipeline.tokenizer, self.answer.is_chat, self.names_ids, keeps_end=self.scores_prompt)
+        own = self._logprobs.setdefault(index, fresh)
+        if self.scores_prompt and delta.update is not None and delta.update.prompt is not None:
+            tokens = delta.update.prompt.within(pipeline.capabilities.vocab_size)
+            prompt = own.of_prompt(tokens, self._echo(index))
+        return Scores(prompt, None if self.echoes_alone else own.added_by(delta))
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
-    if texts.wants_logprobs:
+    texts.names_prompt = body.prompt_logprobs is not None
+    if texts.wants_logprobs or texts.names_prompt:
         texts.check_logprobs()
     texts.names_ids = bool(body.return_tokens_as_token_ids)
     texts.num_best = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
@@ -172,9 +205,15 @@ def _answer(body: Sampling, kind: str) -> Answer:
     return Answer(body.model, kind, body.request_id or uuid.uuid4().hex)
 
 
-def _check_echo(service: Service, prompts: list[str | list[int]]) -> None:
-    """Raises InputError for prompts of ids that cannot be decoded."""
-    if service.pipeline.tokenizer is None and any(isinstance(prompt, list) for prompt in prompts):
+def _check_echo(service: Service, body: CompletionBody) -> None:
+    """Raises InputError for prompts of ids that cannot be decoded, and for scores of what no decoder reads."""
+    if body.scores_prompt and service.pipeline.capabilities.has_text_encoder:
+        said = (
+            "echo with logprobs scores what a decoder reads, and this model reads the prompt by its encoder; leave one"
+            " of them out."
+        )
+        raise InputError(said, settings=("echo",))
+    if service.pipeline.tokenizer is None and any(isinstance(prompt, list) for prompt in body.prompts):
         said = "this engine has no tokenizer, so there is no text to echo; leave echo out."
         raise InputError(said, settings=("echo",))
 

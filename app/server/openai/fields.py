@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     # vLLM's
     "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
     "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (),
-    "prompt_logprobs": (), "logprob_token_ids": (), "return_token_ids": (False,), "return_prompt_text": (False,),
+    "logprob_token_ids": (), "return_token_ids": (False,), "return_prompt_text": (False,),
     "detokenize": (True,), "chat_template": (), "chat_template_kwargs": (), "documents": (),
     "mm_processor_kwargs": (), "media_io_kwargs": (), "prompt_embeds": (), "truncation_side": (),
     "logits_processors": (), "repetition_detection": (), "watermarking": (False,), "priority": (0,),

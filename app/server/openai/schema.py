@@ -66,10 +66,18 @@ class Sampling(Named):
     request_id: Annotated[str | None, Field(pattern=r"^[\x21-\x7e]{1,128}$")] = None
 
     if TYPE_CHECKING:  # made of the settings
+        prompt_logprobs: int | None
         n: int | None
         num_beams: int | None
         logprobs: Any
         top_logprobs: int | None
+
+    @model_validator(mode="after")
+    def _whole_prompts(self) -> Sampling:
+        if self.stream and self.prompt_logprobs is not None:
+            said = "prompt_logprobs are not streamed; leave stream out, or ask /v1/completions for echo with logprobs."
+            raise refusal("prompt_logprobs", said)
+        return self
 
     @model_validator(mode="after")
     def _best(self) -> Sampling:
@@ -142,12 +150,28 @@ class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **bod
 
     prompt: Prompts
     echo: bool | None = False
+    max_tokens: Annotated[int | None, Field(ge=0)] = None
 
     @model_validator(mode="after")
-    def _no_logprobs_of_prompts(self) -> CompletionBody:
-        if self.echo and self.logprobs is not None:
-            raise refusal("echo", "echo with logprobs is not supported: a prompt has none; leave one of them out.")
+    def _echoes_at_least(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise refusal("max_tokens", "max_tokens 0 gives nothing without echo=true; give at least 1.")
         return self
+
+    @property
+    def echoes_alone(self) -> bool:
+        """Says whether nothing is asked for but the prompt, with what is said of it."""
+        return self.max_tokens == 0
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Says whether log-probabilities are those of the prompt's tokens, too."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def sampling(self) -> dict[str, Any]:
+        """Returns the options of a pipeline, in which an output has a token: it comes of what scores the prompt."""
+        scored = {"prompt_logprobs": max(self.logprobs or 0, self.prompt_logprobs or 0)} if self.scores_prompt else {}
+        return super().sampling() | scored | ({"max_new_tokens": 1} if self.echoes_alone else {})
 
     @property
     def prompts(self) -> list[str | list[int]]:

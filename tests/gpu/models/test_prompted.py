@@ -77,6 +77,29 @@ def test_tokens_equal_the_cpus(subject, options):
     assert pipe.llm.scheduler.blocks.balanced
 
 
+@pytest.mark.parametrize("runtime", [{}, {"max_prefill_tokens": 40, "block_size": 16}], ids=str)
+def test_prompts_are_scored_as_on_the_cpu(tmp_path, runtime):
+    """Beside prompts that ask for no scores, whose passes are captured."""
+    model = tiny.llama(seed=3, num_key_value_heads=2, max_position_embeddings=400)
+    engine, prompts = engine_dir(model, tmp_path), tiny.prompts(model, (300, 70, 7, 64, 129, 1))
+    found = []
+    for device in ("cpu", "cuda"):
+        pipe, done = Pipeline(engine, RuntimeConfig(device=device, **runtime)), []
+        for wanted in (range(0), range(0, 6, 2), range(6)):  # none: the pass is a graph by then
+            settings = [{"prompt_logprobs": 3} if i in wanted else {} for i in range(len(prompts))]
+            requests = [
+                pipe.request({"decoder_prompt_token_ids": ids}, max_new_tokens=9, **own)
+                for ids, own in zip(prompts, settings, strict=True)
+            ]
+            done += pipe.complete(requests)
+        found.append(done)
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.token_ids == theirs.token_ids and (ours.prompt is None) == (theirs.prompt is None)
+        for a, b in zip(ours.prompt.logprobs[1:], theirs.prompt.logprobs[1:], strict=True) if ours.prompt else ():
+            assert list(a) == list(b)
+            torch.testing.assert_close(torch.tensor([*a.values()]), torch.tensor([*b.values()]), atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 6e-2), ("float16", 8e-3)])
 @pytest.mark.parametrize("heads", [1, 4, 8])
 def test_16_bit_log_probabilities_are_within_tolerance(tmp_path, heads, dtype, tolerance):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from vlm.executor.networks import DecoderNetwork, rounding_ahead
 from vlm.executor.paged.batches import PagedBatches
 from vlm.executor.paged.passes import PackedPasses
 from vlm.executor.runner import Embeds
-from vlm.executor.sampling.logits_recorder import LogitsRecorder
+from vlm.executor.sampling.sampler import Sampler
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
@@ -32,14 +32,16 @@ class Prefill:
         decoder: DecoderNetwork,
         batches: PagedBatches,
         *,
-        logits: LogitsRecorder,
+        sampler: Sampler,
         graphs: GraphPool | None,
         num_stages: int,
         maximum: Callable[[int], int],
     ):
-        """`logits`: what keeps those of prompts that want them; `graphs`, `maximum`: as PackedPasses has them;
+        """`sampler`: its recorders keep what is wanted of prompts' logits; `graphs`, `maximum`: as
+        PackedPasses has them;
         `num_stages`: of the pipeline that shares the layers."""
-        self.decoder, self.batches, self.logits, self._num_stages = decoder, batches, logits, num_stages
+        self.decoder, self.batches, self._num_stages = decoder, batches, num_stages
+        self._logits, self._scores = sampler.logits, sampler.prompt_logprobs
         self.device, self._num_slots = batches.device, batches.padding_slot + 1
         self.passes = PackedPasses(decoder, batches, least=LAUNCH_BOUND_PREFILL, graphs=graphs, maximum=maximum)
         self._forward = rounding_ahead(decoder, self.device)
@@ -61,7 +63,7 @@ class Prefill:
         own = (embeds.get(s.id) for s, _ in prefills)
         parts = list(zip(own, chunks.token_ids(), strict=True)) if embeds else ()
         prompt_embeds = gather_prompt_embeds(parts, self.decoder.config.vocab_size, self.device)
-        if any(s.request.params.return_context_logits for s, _ in prefills):
+        if any(s.request.params.scores_prompt for s, _ in prefills):
             self._run_with_logits(prefills, chunks, prompt_embeds)
             return
         adapted = any_adapted([s for s, _ in prefills])
@@ -70,7 +72,7 @@ class Prefill:
     def _run_with_logits(
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
     ) -> None:
-        """Prefills, and keeps the logits of the prompts that want them."""
+        """Prefills, and keeps what is wanted of prompts' logits."""
         inputs, adapted = chunks.to_device(self.device), any_adapted([s for s, _ in prefills])
         batch = self._batch(inputs, prompt_embeds, adapted=adapted)
         hidden, first = self._forward(inputs.token_ids, batch), 0
@@ -78,12 +80,23 @@ class Prefill:
         for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
             count = max(0, sequence.prompt_length - 1 - chunk.start)
-            if sequence.request.params.return_context_logits and count:
+            if sequence.request.params.scores_prompt and count:
                 end = first + min(count, chunk.end - chunk.start)
                 spans = [(at, min(at + LOGITS_ROWS, end)) for at in range(first, end, LOGITS_ROWS)]
-                rows = (self.decoder.logits(hidden[a:b], batch.rows(a, b)) for a, b in spans)
-                self.logits.keep_context(sequence.id, chunk.start, rows)
+                self._keep(
+                    sequence, chunk.start, (self.decoder.logits(hidden[a:b], batch.rows(a, b)) for a, b in spans)
+                )
             first += chunk.end - chunk.start
+
+    def _keep(self, sequence: Sequence, start: int, parts: Iterable[Tensor]) -> None:
+        """Keeps what a sequence wants of the logits [n, vocab] of its prompt's rows from `start` on."""
+        params = sequence.request.params
+        for logits in parts:
+            if params.return_context_logits:
+                self._logits.keep_context(sequence.id, start, logits)
+            if params.prompt_logprobs is not None:
+                self._scores.keep(sequence, start, logits)
+            start += len(logits)
 
     def _pass(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
         batch = self._batch(inputs, prompt_embeds, adapted=adapted)

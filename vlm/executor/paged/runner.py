@@ -60,7 +60,7 @@ class PagedRunner:
         self._parameters, self._rounds = parameters_of(decoder), rounds_rows(decoder.modules())
         self.batches = PagedBatches(cache, self.state, self.config)
         passes = {"graphs": graphs, "maximum": maximum}
-        self.prompts = Prefill(decoder, self.batches, logits=sampler.logits, num_stages=num_stages, **passes)
+        self.prompts = Prefill(decoder, self.batches, sampler=sampler, num_stages=num_stages, **passes)
         self.cross_kv = CrossKV(decoder, encoder, self.batches, **passes)
 
     def reserve(self, sequences: list[Sequence]) -> None:

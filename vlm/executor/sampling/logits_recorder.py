@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -51,12 +49,12 @@ class LogitsRecorder:
         return self.buffer[:count, :steps]
 
     # --- on the host ---
-    def keep_context(self, sequence_id: int, start: int, parts: Iterable[Tensor]) -> None:
+    def keep_context(self, sequence_id: int, start: int, part: Tensor) -> None:
         """Keeps logits [n, vocab] of a prompt from its token `start` on; those from 0 replace what was kept."""
         logits = self._context.setdefault(sequence_id, [])
         if start == 0:
             logits.clear()
-        logits += [part.float().cpu() for part in parts]
+        logits.append(part.float().cpu())
 
     def keep(self, sequence_id: int, logits: Tensor) -> None:
         """Keeps logits [n, vocab] float32 on the host of an output's next tokens."""

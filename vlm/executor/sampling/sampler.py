@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from vlm.executor.sampling.logits_recorder import LogitsRecorder
 from vlm.executor.sampling.plan import SamplingPlan
+from vlm.executor.sampling.prompt_logprobs import PromptLogprobsRecorder
 from vlm.executor.state.batch_state import BatchState
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.sampling import beam_search, logits_processors
@@ -38,6 +39,7 @@ class Sampler:
 
     state: BatchState
     logits: LogitsRecorder
+    prompt_logprobs: PromptLogprobsRecorder = field(default_factory=PromptLogprobsRecorder)
 
     def propose(self, rows: DecodeRows, plan: SamplingPlan, vocab_size: int) -> Tensor:
         """Proposes next tokens of every row that is no beam, [drafts, R] int32: see vlm.ops.sampling.prompt_lookup."""
