@@ -78,10 +78,10 @@ def _annotation(name: str, hint: Any, option: Option) -> Any:
     if not isinstance(limits, Range):
         return kind
     bounds: dict[str, Any] = _bounds(limits) | ({"allow_inf_nan": False} if kind is float else {})
-    return Annotated[kind, Field(**bounds), BeforeValidator(_no_truth)]
+    return Annotated[kind, Field(**bounds), BeforeValidator(no_truth)]
 
 
-def _no_truth(value: Any) -> Any:
+def no_truth(value: Any) -> Any:
     """Refuses true and false, which would be 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("truth", "Input should be a number, not true or false")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from vlm.requests.sampling_options import MAX_OUTPUTS
 from vlm_app.server.openai.fields import accepted, no_others, refusal, with_xargs
 from vlm_app.server.openai.inputs import Embedded, Prompts, several
-from vlm_app.server.openai.sampling_fields import body_fields, settings_of
+from vlm_app.server.openai.sampling_fields import body_fields, no_truth, settings_of
 
 
 class Body(BaseModel):
@@ -150,7 +150,7 @@ class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **bod
 
     prompt: Prompts
     echo: bool | None = False
-    max_tokens: Annotated[int | None, Field(ge=0)] = None
+    max_tokens: Annotated[int | None, Field(ge=0), BeforeValidator(no_truth)] = None
 
     @model_validator(mode="after")
     def _echoes_at_least(self) -> CompletionBody:

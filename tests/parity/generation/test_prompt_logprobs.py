@@ -11,6 +11,7 @@ from tests.kits.models.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
+from vlm.executor.paged.runner import PagedRunner
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -104,3 +105,18 @@ def test_outputs_have_them(subject):
 def test_beams_have_none():
     with pytest.raises(InputError, match="prompt_logprobs are for single sequences: set num_beams to 1"):
         SamplingParams(num_beams=2, prompt_logprobs=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompt_logprobs": 0}, "no log-probabilities of prompts; leave prompt_logprobs out"),
+        ({"return_context_logits": True}, "gives generation logits alone"),
+    ],
+)
+def test_compiled_engines_refuse_what_is_said_of_prompts(subject, monkeypatch, asked, said):
+    model, engine = subject
+    monkeypatch.setattr(PagedRunner, "gives_context_logits", False)  # as those over slots have it
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu"))
+    with pytest.raises(InputError, match=said):
+        pipe.llm.add([Request(**cases_of(model)[0], params=SamplingParams(max_new_tokens=1, **asked))])

@@ -37,9 +37,8 @@ class Prefill:
         num_stages: int,
         maximum: Callable[[int], int],
     ):
-        """`sampler`: its recorders keep what is wanted of prompts' logits; `graphs`, `maximum`: as
-        PackedPasses has them;
-        `num_stages`: of the pipeline that shares the layers."""
+        """`sampler`: its recorders keep what is wanted of prompts' logits; `graphs`, `maximum`: as PackedPasses
+        has them; `num_stages`: of the pipeline that shares the layers."""
         self.decoder, self.batches, self._num_stages = decoder, batches, num_stages
         self._logits, self._scores = sampler.logits, sampler.prompt_logprobs
         self.device, self._num_slots = batches.device, batches.padding_slot + 1
