@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vlm.ops.topk_logprobs import topk_logprobs
+from vlm.ops.sampling.topk_logprobs import topk_logprobs
 from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import PromptLogprobs, ScoredPrompt
 
