@@ -26,10 +26,9 @@ def _print_kernels(result: dict[str, Any]) -> None:
 
     for row in result.get("rows", [result]):
         for part in by_backend(result, row):
-            where = f"{part['backend']}, batch {part['vlm']['batch_size']}"
             for field, what in (("first_token_kernels", "the first token"), ("kernels", "a step")):
                 if (kernels := part["vlm"].get(field)) is not None:
-                    _print_longest(f"{where}: {what}", kernels)
+                    _print_longest(f"{part['backend']}, batch {part['vlm']['batch_size']}: {what}", kernels)
 
 
 def _print_longest(title: str, kernels: dict[str, Any]) -> None:

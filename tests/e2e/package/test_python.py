@@ -274,7 +274,7 @@ def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(kv_cache, "allocate", full)
-    with pytest.raises(OutOfMemoryError, match=r"needs .* GiB .* lower max_batch_size") as error:
+    with pytest.raises(OutOfMemoryError, match=r"needs .* MiB .* lower max_batch_size") as error:
         vlm.load("mini-nougat", device="cpu", cache_dir=cache)
     assert "\n" not in str(error.value)
 

@@ -67,6 +67,7 @@ CASES = [
 ELSEWHERE = {
     "num_return_sequences",
     "top_logprobs",
+    "prompt_logprobs",
     "forced_bos_token_id",
     "include_stop_str_in_output",
     "prompt_lookup_num_tokens",
@@ -177,21 +178,23 @@ def test_each_of_several_outputs_is_a_line(loaded, folders, tmp_path, how):
 def test_log_probabilities_in_json(loaded, folders):
     for verb in ("run", "generate", "translate", "summarize"):
         given = ["--text", PROMPT] if verb == "run" else [PROMPT]
-        result = call(verb, *given, "--model", folders["llama"], "--top-logprobs", 2, "--max-new-tokens", 3, "--json")
-        row = json.loads(result.stdout)
+        asked = ("--top-logprobs", 2, "--prompt-logprobs", 1, "--max-new-tokens", 3, "--json")
+        row = json.loads(call(verb, *given, "--model", folders["llama"], *asked).stdout)
         assert [len(place) for place in row["top_logprobs"]] == [2, 2, 2]
         assert [max(place.values()) for place in row["top_logprobs"]] == pytest.approx(row["logprobs"])
+        first, *scored = row["prompt_logprobs"]
+        assert first is None and scored and all(len(place) in (1, 2) for place in scored)
 
 
 def test_options_without_effect_are_named(folders):
     asked = ("--model", folders["llama"], "--max-new-tokens", 2)
     idle = ("--top-k", 5, "--top-p", 0.5, "--length-penalty", 2, "--early-stopping", "true", "--max-loras", 3)
-    result = call("generate", PROMPT, *asked, *idle, "--top-logprobs", 2)
+    result = call("generate", PROMPT, *asked, *idle, "--top-logprobs", 2, "--prompt-logprobs", 0)
     assert result.exit_code == 0
     assert [line for line in result.stderr.splitlines() if line.startswith("vlm: ")] == [
         "vlm: warning: --top-k, --top-p have no effect without --temperature above 0.",
         "vlm: warning: --length-penalty, --early-stopping have no effect without --num-beams above 1.",
-        "vlm: warning: --top-logprobs has no effect without --json.",
+        "vlm: warning: --top-logprobs, --prompt-logprobs have no effect without --json.",
         "vlm: warning: --max-loras has no effect without --lora.",
     ]
     for used in (("--temperature", 1, "--top-k", 5), ("--num-beams", 2, "--length-penalty", 2), ("--top-k", 0)):
