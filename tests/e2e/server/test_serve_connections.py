@@ -306,7 +306,7 @@ SHAPES = {
     "long line": (b"GET /" + b"a" * MAX_HEADER_BYTES * 3, [431]),
     "many headers": (START + b"a:b\r\n" * MAX_HEADER_BYTES, [431]),
     "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\nConnection: close\r\n\r\n", [403, 404]),
-    "another's address": (b"GET http://a.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
+    "another's address": (b"GET http://a.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [403]),
     "upgrade": (
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
         [200],
