@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
+import vlm
 from tests.kits.models import tiny
 from tests.kits.models.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
+from vlm.executor.paged.prefill import LOGITS_ROWS
 from vlm.executor.paged.runner import PagedRunner
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -100,6 +103,19 @@ def test_outputs_have_them(subject):
     again = pipe.outputs.output(completed(pipe, [request])[0])  # its beginning is known
     assert len(first.prompt_logprobs) == len(case["decoder_prompt_token_ids"])
     assert first.prompt_logprobs[0] is None and first.prompt_logprobs == again.prompt_logprobs
+
+
+def test_rows_of_an_image_have_none_and_many_rows_theirs():
+    model = vlm.load("mini-llava", device="cpu")
+    image = {"images": [Image.new("RGB", (96, 96), "red")], "prompt": "the red ball " * 60}
+    settings = {"max_new_tokens": 1, "return_context_logits": True}
+    output, tokens = model.generate(image, prompt_logprobs=0, **settings), model.request(image).decoder_prompt_token_ids
+    assert output.context_logits is not None and output.prompt_logprobs is not None and len(tokens) > LOGITS_ROWS
+    exact = output.context_logits.log_softmax(-1)
+    assert any(token >= exact.shape[1] for token in tokens)
+    for row, token, places in zip(exact, tokens[1:], output.prompt_logprobs[1:], strict=False):
+        assert (places is None) == (token >= exact.shape[1])
+        assert places is None or places == {token: pytest.approx(float(row[token]), abs=1e-4)}
 
 
 def test_beams_have_none():
