@@ -93,7 +93,7 @@ class Answer:
         return {"finish_reason": FINISH[reason], "stop_reason": reason, "seed": output.seed}
 
 
-class Scores(NamedTuple):
+class DeltaLogprobs(NamedTuple):
     """What a delta brings of log-probabilities: with an output's first one those of the prompt before it."""
 
     prompt: dict[str, Any] | None = None

@@ -22,7 +22,7 @@ from vlm_app.server.core.messages import read_chat, verbatim
 from vlm_app.server.http.event_stream import event_stream
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
-from vlm_app.server.openai.answers import Answer, LogProbs, Scores, joined, named_scores
+from vlm_app.server.openai.answers import Answer, DeltaLogprobs, LogProbs, joined, named_scores
 from vlm_app.server.openai.schema import ChatBody, CompletionBody, Sampling, StreamOptions
 from vlm_app.server.repository.service import Service, services_of
 
@@ -54,7 +54,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     ]
     texts = Texts(service, items, _answer(body, "text_completion"))
     texts.wants_logprobs = body.logprobs is not None
-    texts.prompt_sizes = [*map(len, body.prompts)]
+    texts.prompt_sizes = [*map(_most_tokens, body.prompts)]
     if body.echo:
         _check_echo(service, body)
         texts.echoed, texts.scores_prompt, texts.echoes_alone = body.prompts, body.scores_prompt, body.echoes_alone
@@ -82,7 +82,7 @@ class Texts:
         self.wants_logprobs = self.names_ids = self.names_prompt = False
         self.scores_prompt = False  # have tokens that are echoed log-probabilities, too?
         self.echoes_alone = False  # is what follows the prompt left out?
-        self.prompt_sizes: list[int] | None = None  # of each input no fewer than its tokens; None: not known yet
+        self.prompt_sizes: list[int] | None = None  # tokens of each input, at most; None: as many as the model takes
         self.echoed: list[str | list[int]] | None = None  # of each input what stands before its outputs
         self.num_best: int | None = None  # of each input so many of its outputs, the likeliest; None: all
 
@@ -98,11 +98,11 @@ class Texts:
         if count > MAX_LOGPROBS:
             raise LimitError(
                 f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower"
-                " max_tokens, n or top_logprobs.",
+                " max_tokens, n or top_logprobs, or send fewer prompts at once.",
                 settings=("max_new_tokens",),
             )
 
-    async def deltas(self, *, final_only: bool = False) -> AsyncGenerator[tuple[int, TextDelta, Scores], None]:
+    async def deltas(self, *, final_only: bool = False) -> AsyncGenerator[tuple[int, TextDelta, DeltaLogprobs], None]:
         """Yields (choice, delta, its log-probabilities), of all inputs as they come; `final_only`: once they have
         ended."""
         async with aclosing(self._service.stream_all(self._items, final_only=final_only)) as deltas:
@@ -113,7 +113,9 @@ class Texts:
                     self.answer.usage.completion = 0
                 # each is decoded, which takes long for many
                 logprobs = (
-                    await asyncio.to_thread(self._log_probabilities, index, delta) if self.wants_logprobs else Scores()
+                    await asyncio.to_thread(self._log_probabilities, index, delta)
+                    if self.wants_logprobs
+                    else DeltaLogprobs()
                 )
                 yield index, delta, logprobs
 
@@ -180,14 +182,14 @@ class Texts:
         named = prompt and named_scores(pipeline.tokenizer, prompt.within(pipeline.capabilities.vocab_size))
         return {"prompt_logprobs": named}
 
-    def _log_probabilities(self, index: int, delta: TextDelta) -> Scores:
+    def _log_probabilities(self, index: int, delta: TextDelta) -> DeltaLogprobs:
         pipeline, prompt = self._service.pipeline, None
         fresh = LogProbs(pipeline.tokenizer, self.answer.is_chat, self.names_ids, keeps_end=self.scores_prompt)
         own = self._logprobs.setdefault(index, fresh)
         if self.scores_prompt and delta.update is not None and delta.update.prompt is not None:
             tokens = delta.update.prompt.within(pipeline.capabilities.vocab_size)
             prompt = own.of_prompt(tokens, self._echo(index))
-        return Scores(prompt, None if self.echoes_alone else own.added_by(delta))
+        return DeltaLogprobs(prompt, None if self.echoes_alone else own.added_by(delta))
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
@@ -203,6 +205,11 @@ async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
 
 def _answer(body: Sampling, kind: str) -> Answer:
     return Answer(body.model, kind, body.request_id or uuid.uuid4().hex)
+
+
+def _most_tokens(prompt: str | list[int]) -> int:
+    """Returns how many tokens a prompt has, of a text its bytes: characters may be several."""
+    return len(prompt.encode("utf-8", "surrogatepass")) if isinstance(prompt, str) else len(prompt)
 
 
 def _check_echo(service: Service, body: CompletionBody) -> None:

@@ -14,7 +14,7 @@ from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import PromptLogprobs, ScoredPrompt
 
 
-class Scores(NamedTuple):
+class LogprobsTensors(NamedTuple):
     """What rows of a prompt say about the tokens behind them."""
 
     own: Tensor  # [n] float32: log-probabilities of the tokens that follow; NaN of rows that are no tokens
@@ -22,20 +22,22 @@ class Scores(NamedTuple):
     ids: Tensor  # [n, k] int64: … and which these are
 
 
-def scores_of(logits: Tensor, tokens: Tensor, count: int) -> Scores:
+def logprobs_of(logits: Tensor, tokens: Tensor, count: int) -> LogprobsTensors:
     """Returns what logits [n, V] say about the tokens [n] int64 behind them, with the `count` likeliest."""
     vocab_size = logits.shape[1]
     virtual = tokens >= vocab_size
     values, ids, normalizer = topk_logprobs(logits, max(1, min(count, vocab_size)))
     own = logits.gather(1, tokens.masked_fill(virtual, 0)[:, None]).float()[:, 0] - normalizer
-    return Scores(own.masked_fill(virtual, math.nan), (values - normalizer[:, None])[:, :count], ids[:, :count])
+    return LogprobsTensors(
+        own.masked_fill(virtual, math.nan), (values - normalizer[:, None])[:, :count], ids[:, :count]
+    )
 
 
 class PromptLogprobsRecorder:
     """Scores of prompts by their sequences' ids, chunk by chunk, until the first token has come."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Scores]] = {}
+        self._parts: dict[int, list[LogprobsTensors]] = {}
 
     def keep(self, sequence: Sequence, start: int, logits: Tensor) -> None:
         """Keeps what logits [n, V] of a prompt's rows, from its row `start` on, say; those from 0 replace what was
@@ -45,7 +47,7 @@ class PromptLogprobsRecorder:
         if start == 0:
             kept.clear()
         behind = torch.tensor(sequence.tokens[start + 1 : start + 1 + len(logits)], device=logits.device)
-        kept.append(Scores(*(each.cpu() for each in scores_of(logits, behind, count))))
+        kept.append(LogprobsTensors(*(each.cpu() for each in logprobs_of(logits, behind, count))))
 
     def take(self, sequence: Sequence) -> ScoredPrompt:
         """Forgets what was kept of a prompt, and returns it with its scores."""

@@ -28,9 +28,7 @@ class PagedMetadata(AttentionMetadata):
     places: Tensor  # [R] int32: of each row in its sequence
     self_lengths: Tensor  # [R] int32: places + 1
     cross_lengths: Tensor | None = None  # [R] int32; None without cross-attention
-    tiles: Tensor | None = (
-        None  # [T, 4] int32: a prefill's (vlm.ops.attention.prefill_attention); None: a decode step's
-    )
+    tiles: Tensor | None = None  # [T, 4] int32: of `prefill_attention`; None: a decode step's
     several: bool = False  # has a sequence more than one row of a decode step, which see those before?
     absorbs: bool = False  # does cross-attention read the encoder's rows, not their keys and values?
 

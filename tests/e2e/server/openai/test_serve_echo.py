@@ -115,3 +115,7 @@ def test_scores_of_prompts_have_a_budget(client):
         client.completions.create(
             model="mini-llava", prompt=[[5] * 200] * 64, echo=True, logprobs=20, max_tokens=1, n=64, temperature=1
         )
+    with pytest.raises(openai.BadRequestError, match="send fewer prompts at once"):  # a character may be four tokens
+        client.completions.create(
+            model="mini-llava", prompt=["\U0001f642" * 100] * 64, echo=True, logprobs=20, max_tokens=1
+        )
